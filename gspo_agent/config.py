@@ -1,0 +1,328 @@
+"""Every knob, typed, with its sentence under it; read from TOML, changed by `key=value`.
+
+An unknown or ill-typed key is one line with its place and the nearest right name, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from gspo_agent.errors import ConfigError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(value: Any) -> Any:
+    """ "20m" -> 1200.0; numbers are seconds."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|m|h|d)\s*", value)
+        if not match:
+            raise ValueError(f"{value!r} is not a duration; write a number and one of {', '.join(_UNITS)}, as in '20m'")
+        return float(match[1]) * _UNITS[match[2]]
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class Limits(Section):
+    """What one episode may use; a limit that is reached ends it as truncated, and it is scored."""
+
+    turns: Positive = 16
+    """Assistant turns."""
+    turn_tokens: Positive = 1024
+    """Sampled tokens in one turn."""
+    episode_tokens: Positive | None = None
+    """Sampled tokens in the whole episode."""
+    context_tokens: Positive = 4096
+    """Prompt, sampled and environment tokens together."""
+    tool_calls: Positive | None = None
+    """Calls that were run, over all turns."""
+    wall: Seconds | None = None
+    """Time in this episode's own turns and tools, summed over all its lives."""
+
+
+class EnvConfig(Section):
+    """One environment and its tasks."""
+
+    id: str
+    """A registered id (`gspo_agent/Calculator-v0`), or `module:Class`."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the environment's constructor."""
+    tasks: dict[str, str] = {}
+    """Split -> JSONL file or source (see `gspo_agent.tasks`). Without it the environment's own `tasks(split)`."""
+    rewards: dict[str, float] | None = None
+    """Component of the score -> weight; components that are not named are only shown. None: all count, weight 1."""
+    limits: Limits = Limits()
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the groups, relative to the other environments."""
+
+
+class EngineConfig(Section):
+    """Where tokens come from."""
+
+    kind: Literal["local", "sglang"] = "local"
+    """"local": the model inside this process. "sglang": servers at `urls`."""
+    urls: list[str] = []
+    max_running: Positive = 128
+    """Requests decoded at once by the local engine."""
+    threads: Positive = 1
+    """Torch threads of the local engine and the learner on a CPU; two on a busy machine can be ten times slower."""
+
+
+class RolloutConfig(Section):
+    """How episodes are sampled and grouped."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Episodes of one task."""
+    groups_per_step: Positive = 16
+    """Groups the learner gets for a step."""
+    over_provision: Annotated[float, Field(ge=1.0)] = 1.25
+    """Groups in flight, as a multiple of `groups_per_step`; what is unfinished when a step has enough is kept."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """The learner scores at the same temperature."""
+    max_attempts: Positive = 3
+    """Times a slot is tried when environment, engine or sandbox fail."""
+    min_group: Annotated[int, Field(ge=2)] = 2
+    """Fewest scored members with which a group is still used once its slots are out of attempts."""
+    filter_zero_variance: bool = True
+    """Leave out groups whose rewards are all equal; they have no advantage."""
+    max_filtered: Annotated[float, Field(ge=0)] = 3.0
+    """Filtered groups allowed for one step, as a multiple of `groups_per_step`; past it they are trained on."""
+    max_weight_lag: Annotated[int, Field(ge=0)] = 8
+    """Steps a sampled token may be older than the step that trains on it; older tokens are masked."""
+    journal_tokens: Positive = 256
+    """Sampled tokens of one request that a `kill -9` may cost."""
+    max_failed: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of failed episodes among the last 200 at which the run stops and prints the first cause."""
+
+
+class GSPO(Section):
+    """Group Sequence Policy Optimization: one clipped ratio per trajectory."""
+
+    name: Literal["gspo"] = "gspo"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    clip_high: Annotated[float, Field(gt=0)] = 4e-4
+
+
+class GSPOToken(Section):
+    """GSPO's ratio with an advantage per token."""
+
+    name: Literal["gspo_token"]
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    clip_high: Annotated[float, Field(gt=0)] = 4e-4
+
+
+class GRPO(Section):
+    """One clipped ratio per token; the baseline."""
+
+    name: Literal["grpo"]
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.27
+
+
+Loss = Annotated[GSPO | GSPOToken | GRPO, Field(discriminator="name")]
+
+
+class LearnerConfig(Section):
+    """How weights change."""
+
+    loss: Loss = GSPO()
+    mini_batches: Positive = 4
+    """Optimiser steps per rollout batch."""
+    micro_batch_tokens: Positive = 16384
+    """Padded tokens in one forward and backward pass."""
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """"linear" decays to a tenth over `steps`."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    advantage_std: bool = True
+    """Divide a group's advantages by their standard deviation (equation 6 of the paper)."""
+    device: str = "auto"
+    """"auto" takes a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class ColdStart(Section):
+    """A small model made here: Qwen3's architecture and chat format, and a short supervised start on the
+    demonstrations of the (first) environment. Cached by everything it depends on."""
+
+    hidden_size: Positive = 128
+    layers: Positive = 2
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    ffn_size: Positive = 256
+    vocab_size: Positive = 1024
+    context_tokens: Positive = 2048
+    demonstrations: Positive = 6000
+    batch_size: Positive = 32
+    steps: Positive = 1100
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    seed: int | None = None
+    """None: the run's seed."""
+
+
+class RunConfig(Section):
+    """The run directory and how often things are kept."""
+
+    dir: Path
+    """Journal, checkpoints, curve and metrics; the same line with the same directory goes on."""
+    steps: Annotated[int, Field(ge=0)] = 100
+    """Training steps in all, over every restart."""
+    seed: int = 0
+    checkpoint_every: Positive = 1
+    keep_checkpoints: Positive = 2
+    durability: Literal["process", "power"] = "process"
+    """"process": a `kill -9` loses nothing that was committed. "power": neither does a power cut."""
+
+
+class EvalConfig(Section):
+    """Held-out tasks, before, during and after training."""
+
+    split: str = "test"
+    episodes: Annotated[int, Field(ge=0)] = 200
+    """Held-out tasks; 0 switches evaluation off."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations; 0: only before the first and after the last."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    pass_threshold: float = 1.0
+    """The reward from which an episode counts as passed."""
+
+
+def _one_env(envs: list[EnvConfig]) -> list[EnvConfig]:
+    if not envs:
+        raise ValueError("at least one [[env]] is needed")
+    return envs
+
+
+class Config(Section):
+    """A whole run."""
+
+    model: str
+    """A directory or hub name of a causal language model; "tiny" makes one as [cold_start] says."""
+    env: Annotated[list[EnvConfig], AfterValidator(_one_env)]
+    engine: EngineConfig = EngineConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    run: RunConfig
+    evaluation: EvalConfig = EvalConfig()
+    cold_start: ColdStart = ColdStart()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rollout.min_group > self.rollout.group_size:
+            raise ValueError(
+                f"rollout.min_group {self.rollout.min_group} is above group_size {self.rollout.group_size}"
+            )
+        if self.engine.kind == "sglang" and not self.engine.urls:
+            raise ValueError("engine.kind = 'sglang' needs engine.urls")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Config:
+        """Reads a TOML file; `overrides` are `section.key=value`, values as in TOML (bare words are strings)."""
+        try:
+            data = tomllib.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"no configuration file {str(path)!r}; examples are in examples/") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+            raise ConfigError(f"{path}: not readable as TOML: {error}") from None
+        for override in overrides:
+            _override(data, override)
+        return cls.parse(data, source=str(path))
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any], source: str = "config") -> Config:
+        """Checks a plain mapping; raises ConfigError with one line per problem."""
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(cls, problem, source) for problem in error.errors())) from None
+
+    def identity(self) -> dict[str, Any]:
+        """What may not change between two starts of one run directory."""
+        # The model's making, the environments and the group size decide what journaled episodes mean.
+        made = self.cold_start.model_dump(mode="json") if self.model == "tiny" else None
+        return {
+            "model": self.model,
+            "cold_start": made,
+            "env": [env.id for env in self.env],
+            "group_size": self.rollout.group_size,
+            "seed": self.run.seed,
+        }
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"{override!r} is not key=value, as in learner.lr=1e-5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *path, last = key.strip().split(".")
+    node: Any = data
+    for step, name in enumerate(path):
+        node = _item(node, name, key) if isinstance(node, list) else node.setdefault(name, {})
+        if not isinstance(node, dict | list):
+            raise ConfigError(f"{key}: {'.'.join(path[: step + 1])} is a value, not a section")
+    if isinstance(node, list):
+        node = _item(node, "0", key)
+    node[last] = value
+
+
+def _item(node: list[Any], name: str, key: str) -> Any:
+    """`env.limits.turns` means the only environment; `env.1.limits.turns` the second."""
+    if not name.isdigit() or int(name) >= len(node):
+        raise ConfigError(
+            f"{key}: write the number of the [[env]] first, 0 to {len(node) - 1}, as in env.0.options.p=0.3"
+        )
+    return node[int(name)]
+
+
+def _explain(model: type[BaseModel], problem: Any, source: str) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _fields(model, problem["loc"][:-1])
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+        return f"{source}: unknown key {place}; {hint}"
+    if problem["type"] == "missing":
+        return f"{source}: {place} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if problem["type"] in ("value_error", "model_type") and not place else f" (given {problem['input']!r})"
+    return f"{source}: {place}: {message}{given}" if place else f"{source}: {message}"
+
+
+def _fields(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """The names allowed at `loc`, walking through nested sections, lists and tagged unions."""
+    kind: Any = model
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and part in kind.model_fields:
+            kind = _section(kind.model_fields[part].annotation)
+        else:  # the tag of a union
+            kind = {"gspo": GSPO, "gspo_token": GSPOToken, "grpo": GRPO}.get(part, kind)
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+
+
+def _section(annotation: Any) -> Any:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return annotation

@@ -1,0 +1,79 @@
+"""What an engine promises: token ids in, token ids with logprobs and weight versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from gspo_agent.trajectory import Segment
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request is sampled. Only what keeps the reported logprob equal to the sampling probability."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; its logprobs are those of temperature 1."""
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    """With a seed, the draw at absolute position t depends on (seed, t) and the distribution alone: a cut and a
+    resumed request draws what an uncut one would have drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one request brought. `segments` hold sampled tokens only, in order, one per weight version met on the way;
+    their `turn` is 0. The stop token, where there was one, is the last token."""
+
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+    """"stop": a stop token was sampled. "length": `max_new_tokens` reached. "abort": cut; ask again with all ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of one version, in whatever form an engine can take them."""
+
+    version: int
+    path: Path | None
+    """A directory with `config.json` and safetensors, or None where this version was not saved."""
+    tensors: Callable[[], Iterable[tuple[str, Tensor]]]
+    """Named parameters, as in the model's `state_dict`."""
+
+
+class Engine(Protocol):
+    """A source of tokens. All coroutines run on one event loop; `generate` is called for many requests at once."""
+
+    name: str
+    """The author of the segments it makes."""
+    weight_version: int
+    vocab_size: int
+    context_tokens: int
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
+        """Continues `token_ids`. Waits while the engine is paused. Raises EngineError, never returns a guess."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """Ends one request, whose `generate` returns what it has with "abort". An unknown id is ignored."""
+        ...
+
+    async def pause(self) -> None:
+        """Returns when no token is being computed; requests stay and wait."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, weights: Weights) -> None:
+        """Returns when every later token comes from `weights`. Requests in flight go on under them."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,89 @@
+"""Every exception of the framework.
+
+GspoAgentError
+├── ConfigError            stops the run before anything is loaded
+│   ├── TaskError          a task file or a row of it
+│   └── ChatError          a tokenizer or template that cannot be used
+├── EngineError            fails the episode; its slot is filled again
+├── EnvError               fails the episode; its slot is filled again
+│   ├── StateLost          the handle in the journal leads nowhere
+│   ├── ReplayError        a replayed environment answered differently
+│   └── Unscored           no verdict could be reached: neither right nor wrong
+├── SandboxError           the isolation itself failed; fails the episode
+├── ToolError              shown to the model as the tool's result
+└── JournalError           the run directory is damaged or foreign
+    └── RunLocked          another process owns the run directory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class GspoAgentError(Exception):
+    """The root of the tree."""
+
+
+class ConfigError(GspoAgentError):
+    """The configuration, or something it names, cannot be used."""
+
+
+class TaskError(ConfigError):
+    """A task file, or one row of it, cannot be used; the message has the line number and the field."""
+
+
+class ChatError(ConfigError):
+    """A tokenizer or chat template cannot be used for multi-turn episodes."""
+
+
+class EngineError(GspoAgentError):
+    """An engine did not answer, or answered with something that cannot be trained on."""
+
+
+class EnvError(GspoAgentError):
+    """An environment raised where its author did not expect it."""
+
+
+class StateLost(EnvError):
+    """A `handle` state leads to something that no longer exists."""
+
+
+class ReplayError(EnvError):
+    """A fresh environment, given the recorded actions, answered differently."""
+
+    def __init__(self, turn: int, recorded: Any, observed: Any) -> None:
+        super().__init__(f"replay differs at turn {turn}: recorded {recorded!r}, now {observed!r}")
+        self.turn, self.recorded, self.observed = turn, recorded, observed
+
+
+class Unscored(EnvError):
+    """No verdict could be reached (an invalid gold answer, a dead judge); never to be read as reward 0."""
+
+
+class SandboxError(GspoAgentError):
+    """The isolation itself failed; says nothing about the code that was to run."""
+
+
+class ToolError(GspoAgentError):
+    """Raised by a tool to tell the model that its call went wrong."""
+
+
+class JournalError(GspoAgentError):
+    """The run directory is damaged or belongs to something else."""
+
+
+class RunLocked(JournalError):
+    """Another process owns the run directory."""
+
+
+@contextmanager
+def boundary(error: type[GspoAgentError], what: str) -> Iterator[None]:
+    """Turns whatever an author's code raises into `error`, naming `what` broke; the framework's own errors pass."""
+    try:
+        yield
+    except GspoAgentError:
+        raise
+    except Exception as cause:
+        raise error(f"{what}: {type(cause).__name__}: {cause}") from cause
