@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from gspo_agent.errors import ConfigError
 
@@ -73,9 +82,8 @@ class EnvConfig(Section):
 class EngineConfig(Section):
     """Where tokens come from."""
 
-    kind: Literal["local", "sglang"] = "local"
-    """"local": the model inside this process. "sglang": servers at `urls`."""
-    urls: list[str] = []
+    kind: Literal["local"] = "local"
+    """"local": the model inside this process."""
     max_running: Positive = 128
     """Requests decoded at once by the local engine."""
     threads: Positive = 1
@@ -221,6 +229,12 @@ class Config(Section):
     run: RunConfig
     evaluation: EvalConfig = EvalConfig()
     cold_start: ColdStart = ColdStart()
+    _base_dir: Path = PrivateAttr(default_factory=Path.cwd)
+
+    @property
+    def base_dir(self) -> Path:
+        """The folder that relative task files are looked up in first."""
+        return self._base_dir
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -228,8 +242,6 @@ class Config(Section):
             raise ValueError(
                 f"rollout.min_group {self.rollout.min_group} is above group_size {self.rollout.group_size}"
             )
-        if self.engine.kind == "sglang" and not self.engine.urls:
-            raise ValueError("engine.kind = 'sglang' needs engine.urls")
         return self
 
     @classmethod
@@ -243,7 +255,9 @@ class Config(Section):
             raise ConfigError(f"{path}: not readable as TOML: {error}") from None
         for override in overrides:
             _override(data, override)
-        return cls.parse(data, source=str(path))
+        config = cls.parse(data, source=str(path))
+        config._base_dir = Path(path).resolve().parent
+        return config
 
     @classmethod
     def parse(cls, data: Mapping[str, Any], source: str = "config") -> Config:
@@ -252,6 +266,15 @@ class Config(Section):
             return cls.model_validate(data)
         except ValidationError as error:
             raise ConfigError("\n".join(_explain(cls, problem, source) for problem in error.errors())) from None
+
+    def override(self, overrides: Iterable[str]) -> Config:
+        """The same configuration with `key=value` changes."""
+        data = self.model_dump(mode="json")
+        for override in overrides:
+            _override(data, override)
+        config = Config.parse(data, source="configuration")
+        config._base_dir = self._base_dir
+        return config
 
     def identity(self) -> dict[str, Any]:
         """What may not change between two starts of one run directory."""

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from gspo_agent.trajectory import Segment, Trajectory, version_step, weight_version
+
+
+def sampled(ids: list[int], version: int = 1_000_000, turn: int = 0) -> Segment:
+    return Segment(ids, author="policy", logprobs=[-0.5] * len(ids), weight_version=version, turn=turn)
+
+
+def test_versions_of_different_lives_differ_and_keep_their_step() -> None:
+    assert weight_version(1, 5) != weight_version(2, 5)
+    assert version_step(weight_version(7, 12)) == 12
+    with pytest.raises(ValueError, match="step below"):
+        weight_version(1, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"author": "policy"}, "needs logprobs"),
+        ({"author": "policy", "logprobs": [-0.1]}, "needs logprobs and a weight version"),
+        ({"author": "policy", "logprobs": [-0.1], "weight_version": 1}, "2 token ids but 1 logprobs"),
+        ({"author": "policy", "logprobs": [-0.1, float("nan")], "weight_version": 1}, "not finite"),
+        ({"logprobs": [-0.1, -0.2]}, "neither logprobs nor a weight version"),
+        ({"extras": {"experts": np.zeros((3, 2))}}, "2 token ids but 3 rows of 'experts'"),
+    ],
+)
+def test_an_inconsistent_segment_cannot_be_made(kwargs: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Segment([1, 2], **kwargs)  # type: ignore[arg-type]
+
+
+def test_adjacent_segments_that_agree_are_merged_and_others_are_not() -> None:
+    trajectory = Trajectory(0, 0, 0, seed=1)
+    for segment in (
+        Segment([1, 2]),
+        sampled([3]),
+        sampled([4]),
+        sampled([5], version=1_000_001),
+        Segment([], turn=0),
+        Segment([6], turn=1),
+        sampled([7], version=1_000_001, turn=1),
+    ):
+        trajectory.append(segment)
+    assert [s.token_ids.tolist() for s in trajectory.segments] == [[1, 2], [3, 4], [5], [6], [7]]
+
+
+def test_a_row_is_derived_from_the_segments() -> None:
+    trajectory = Trajectory(0, 0, 0, seed=1)
+    trajectory.append(Segment([1, 2]))
+    trajectory.append(sampled([3, 4], version=2_000_003))
+    trajectory.append(Segment([5], turn=1))
+    (row,) = trajectory.rows()
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert row.sampled.tolist() == [False, False, True, True, False]
+    assert row.rollout_logprobs.tolist() == [0, 0, -0.5, -0.5, 0]
+    assert row.weight_versions.tolist() == [-1, -1, 2_000_003, 2_000_003, -1]
+    assert row.turns.tolist() == [0, 0, 0, 0, 1]
+    assert trajectory.num_sampled == 2
+    assert Trajectory(0, 0, 0, seed=1).rows() == []
