@@ -1,4 +1,4 @@
-"""A tokenizer and a model configuration small enough to learn on a CPU: Qwen3's special tokens, format and architecture.
+"""A tokenizer and a configuration for models that learn on a CPU: Qwen3's special tokens, chat format, architecture.
 
 >>> texts = [render(messages, tools) for messages, tools in demonstrations]
 >>> tokenizer = train_tokenizer(texts, 1024, "model")
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -28,6 +28,7 @@ CONTROL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Single tokens in Qwen3's tokenizer, but not special: `decode(skip_special_tokens=True)` shows them."""
 
+_ASSISTANT = "assistant\n"
 _WHOLE_PIECE_CHARS = 24
 _WHOLE_PIECE_SHARE = 0.1
 _MAX_WHOLE_PIECES = 32
@@ -94,7 +95,8 @@ CHAT_TEMPLATE = r"""
 
 def render(messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
     """A whole conversation as text, to train a tokenizer on; needs no tokenizer itself."""
-    rendered, _ = render_jinja_template([list(messages)], tools=list(tools) or None, chat_template=CHAT_TEMPLATE)
+    conversation: Any = [list(messages)]
+    rendered = render_jinja_template(conversation, tools=list(tools) or None, chat_template=CHAT_TEMPLATE)[0]
     # The template gives the last turn an empty thinking block; `Chat.conversation` gives none to any turn.
     return str(rendered[0]).replace("<think>\n\n</think>\n\n", "")
 
@@ -111,25 +113,28 @@ def train_tokenizer(
     texts = list(texts)
     shared = _shared_pieces(texts)
     numbers = [str(n).zfill(digits) for digits in range(2, merge_numbers + 1) for n in range(10**digits)]
-    room = vocab_size - len(numbers) - len(shared)
-    smallest = 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS)
-    if merge_numbers < 1 or room < smallest:
+    special = [*CONTROL_TOKENS, *MARKUP_TOKENS]
+    room = vocab_size - len(numbers) - len(shared) - len(special)
+    if merge_numbers < 1 or room < 256:
         raise ConfigError(
-            f"vocab_size {vocab_size} is too small: bytes, special tokens and numbers of up to {merge_numbers} digits "
-            f"take {vocab_size - room + smallest}; raise cold_start.vocab_size"
+            f"vocab_size {vocab_size} is too small: bytes, special tokens, shared texts and numbers of up to "
+            f"{merge_numbers} digits take {vocab_size - room + 256}; raise cold_start.vocab_size"
         )
-    trained = _train(texts, room)
-    _add_numbers(trained["model"], numbers)
-    vocab = trained["model"]["vocab"]
+    trained = _train(texts, shared, room)
+    vocab, merges = trained["model"]["vocab"], trained["model"]["merges"]
+    for number in numbers:
+        vocab[number] = len(vocab)
+        merges.append([number[:-1], number[-1]])
     for piece in shared:
         vocab.setdefault(_byte_level(piece), len(vocab))
     trained["model"]["ignore_merges"] = True  # a piece that is in the vocabulary whole needs no merges
     trained["pre_tokenizer"] = json.loads(_backend(merge_numbers).to_str())["pre_tokenizer"]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(trained)),
-        eos_token=TURN_END,
-        pad_token=END_OF_TEXT,
-        clean_up_tokenization_spaces=False,
+    backend = Tokenizer.from_str(json.dumps(trained))
+    # Last, as in Qwen3, and outside the BPE vocabulary: there a text that looks like one would become one.
+    backend.add_tokens([AddedToken(token, normalized=False, special=token in CONTROL_TOKENS) for token in special])
+    make: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = make(
+        tokenizer_object=backend, eos_token=TURN_END, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
@@ -137,14 +142,15 @@ def train_tokenizer(
 
 
 def make_config(section: ColdStart, vocab_size: int) -> Qwen3Config:
-    """Qwen3's architecture in the sizes of `section`, with tied embeddings; ids of the tokens that end a turn are
-    those that `train_tokenizer` gives."""
+    """Qwen3's architecture in the sizes of `section`, with tied embeddings, for a tokenizer of `train_tokenizer`
+    with `vocab_size` = `len(tokenizer)`."""
     if section.hidden_size % section.heads:
         raise ConfigError(
             f"cold_start.hidden_size {section.hidden_size} is not a multiple of cold_start.heads {section.heads}"
         )
     if section.heads % section.kv_heads:
         raise ConfigError(f"cold_start.heads {section.heads} is not a multiple of kv_heads {section.kv_heads}")
+    special = vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS)
     return Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=section.hidden_size,
@@ -156,8 +162,8 @@ def make_config(section: ColdStart, vocab_size: int) -> Qwen3Config:
         max_position_embeddings=section.context_tokens,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=CONTROL_TOKENS.index(TURN_END),
-        pad_token_id=CONTROL_TOKENS.index(END_OF_TEXT),
+        eos_token_id=special + CONTROL_TOKENS.index(TURN_END),
+        pad_token_id=special + CONTROL_TOKENS.index(END_OF_TEXT),
         dtype="float32",
     )
 
@@ -174,24 +180,19 @@ def _backend(merge_numbers: int) -> Tokenizer:
     return tokenizer
 
 
-def _train(texts: Sequence[str], vocab_size: int) -> Any:
-    """The trained tokenizer as its JSON; ids of the special tokens come first."""
+def _train(texts: Sequence[str], shared: Sequence[str], vocab_size: int) -> Any:
+    """The trained tokenizer as its JSON."""
     tokenizer = _backend(merge_numbers=1)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*CONTROL_TOKENS, *MARKUP_TOKENS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    whole = set(_shared_pieces(texts))
-    pieces = [piece for text in texts for piece, _ in _pieces(text)]
+    whole = set(shared)
     # What becomes one token anyway must not use up the merges; once is enough to stay readable when it varies.
-    feed = [piece for piece in pieces if piece not in whole] + sorted(whole)
+    feed = [piece for text in texts for piece, _ in _pieces(text) if piece not in whole] + list(shared)
     tokenizer.train_from_iterator(feed, trainer)
-    trained = json.loads(tokenizer.to_str())
-    for token in trained["added_tokens"]:
-        token["special"] = token["content"] in CONTROL_TOKENS
-    return trained
+    return json.loads(tokenizer.to_str())
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
@@ -202,7 +203,9 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
         if part == TURN_START:
             written = False
         elif part and not re.fullmatch(special, part):
-            written = written or part.startswith("assistant\n")
+            if part.startswith(_ASSISTANT):  # the prompt ends here: nothing merges across it
+                written, part = True, part.removeprefix(_ASSISTANT)
+                yield _ASSISTANT, False
             yield from ((piece, written) for piece in re.split("([0-9]+)", part) if piece)
 
 
@@ -213,12 +216,6 @@ def _shared_pieces(texts: Sequence[str]) -> list[str]:
     often = [(piece, n) for piece, n in counts.items() if n >= max(2, _WHOLE_PIECE_SHARE * len(texts))]
     often.sort(key=lambda item: (-item[1] * len(item[0]), item[0]))
     return [piece for piece, _ in often[:_MAX_WHOLE_PIECES]]
-
-
-def _add_numbers(model: dict[str, Any], numbers: Sequence[str]) -> None:
-    for number in numbers:
-        model["vocab"].setdefault(number, len(model["vocab"]))
-        model["merges"].append([number[:-1], number[-1]])
 
 
 def _byte_level(text: str) -> str:
