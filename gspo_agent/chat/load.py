@@ -37,13 +37,15 @@ def load_chat(model_path: str | Path) -> Chat:
     Raises ChatError where there is no tokenizer or template, or none that can be used turn by turn.
     """
     name = str(model_path)
+    if not Path(name).is_dir() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise ChatError(f"no model directory {name!r}")  # not a hub name either: do not wait for the network
     try:
         tokenizer = SafeTokenizer(load_tokenizer(name))
     except ChatError:
         raise
     except Exception as error:  # transformers raises whatever the files make it raise
         raise ChatError(
-            f"no tokenizer can be loaded from {name!r} ({type(error).__name__}: {error}); "
+            f"no tokenizer can be loaded from {name!r} ({type(error).__name__}: {' '.join(str(error).split())}); "
             f"give a model directory with tokenizer.json, or a hub name"
         ) from error
     chat = _renderer_chat(name, tokenizer)
