@@ -1,0 +1,221 @@
+"""Env: what every environment promises, as a Gymnasium environment whose observations and actions are messages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar, Literal, Self
+
+import gymnasium
+
+from gspo_agent.env.spaces import AssistantMessage, MessageList
+from gspo_agent.env.threads import Lane, run_sync
+from gspo_agent.errors import EnvError, StateLost, boundary
+from gspo_agent.messages import Message
+
+StateLevel = Literal["state", "handle", "replay", "none"]
+Observation = list[Message]
+StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+_PAIRS = (("reset", "areset"), ("step", "astep"), ("close", "aclose"))
+_SAMPLED_TASKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CallMeta:
+    """What a call log may write down about a call. Secret values are already out of `arguments`."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    idempotent: bool = False
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Values that must not be written anywhere."""
+
+
+class CallLog:
+    """Every tool call passes through one. This one only runs it; a runner installs one that journals."""
+
+    async def run(self, call_id: str, function: Callable[[], Awaitable[Any]], meta: CallMeta) -> Any:
+        """Returns what `function()` returned: JSON (a tool message), now or in an earlier life.
+
+        What `function` raises is a fault of the environment, not an answer, and is not recorded.
+        """
+        return await function()
+
+
+class Env(gymnasium.Env[Observation, Message]):
+    """A conversation partner: `reset` gives the first messages, `step` takes an assistant message.
+
+    An author overrides either `reset/step` or `areset/astep`; the other pair is filled in. Synchronous methods run in
+    a thread of the framework, one per instance, when the asynchronous pair is awaited.
+
+    >>> class Echo(Env):
+    ...     def reset(self, *, seed=None, options=None):
+    ...         super().reset(seed=seed)
+    ...         return [user("Say something.")], {}
+    ...     def step(self, action):
+    ...         return [], float(bool(action["content"])), True, False, {}
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]
+    state_level: StateLevel = "none"
+    """How an episode survives its process: "state" by get_state/set_state (declared by overriding both), "handle" by a
+    handle to something outside, "replay" by repeating the actions, "none" by starting again."""
+    logs_calls: ClassVar[bool] = False
+    """Whether `astep` passes its tool calls through `call_log` itself; otherwise the whole step is one call."""
+
+    call_log: CallLog
+    episode_id: str
+    """Set by the runner before reset; call ids are f"{episode_id}/{turn}/{position}"."""
+    tool_schemas: list[dict[str, Any]]
+    """After reset: what the chat template gets."""
+    tainted: bool
+    """A synchronous call was given up on and may still be running: build a fresh instance from `get_state()`."""
+    reward_weights: Mapping[str, float] | None
+    """Component of the score -> weight; None: all weigh 1."""
+
+    __lane: Lane
+    _pairs: ClassVar[tuple[tuple[str, str], ...]] = _PAIRS
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # In __new__, so that an author's __init__ need not call ours.
+        self = super().__new__(cls)
+        self.call_log = CallLog()
+        self.episode_id = ""
+        self.tool_schemas = []
+        self.tainted = False
+        self.reward_weights = None
+        self.observation_space = MessageList()
+        self.action_space = AssistantMessage()
+        self.__lane = Lane()
+        return self
+
+    def __init__(self, *, rewards: Mapping[str, float] | None = None) -> None:
+        if rewards is not None:
+            self.reward_weights = dict(rewards)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for sync_name, async_name in cls._pairs:
+            _fill_missing_half(cls, sync_name, async_name)
+        own = vars(cls)
+        if "get_state" in own and "set_state" in own and "state_level" not in own:
+            cls.state_level = "state"
+        if not own.get("logs_calls") and ("step" in own or "astep" in own):
+            cls.logs_calls = False
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """The first messages of an episode of `options["task"]`, or of `sample_task()`. This one only seeds."""
+        gymnasium.Env.reset(self, seed=seed)
+        return [], {}
+
+    async def astep(self, action: Message) -> StepResult:
+        """The messages that answer `action`, reward, terminated, truncated, info.
+
+        `info["components"]` are the unweighted parts of the reward, at the end; `info["metrics"]` are only shown.
+        """
+        raise NotImplementedError(f"{type(self).__name__} overrides neither step nor astep")
+
+    async def afinish(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+        """A limit of the runner ended the episode: its last reward and info."""
+        return 0.0, {}
+
+    def get_state(self) -> Any:
+        """JSON or bytes from which `set_state` makes a fresh instance go on; None at the levels "replay" and "none"."""
+        return None
+
+    def set_state(self, state: Any) -> None:
+        """Takes the place of reset on a fresh instance. Raises StateLost where a handle leads nowhere."""
+        raise StateLost(f"{type(self).__name__} keeps no state (state_level {self.state_level!r})")
+
+    async def aclose(self) -> None:
+        """Lets go of everything; may be called twice."""
+        self._release_thread()
+
+    def redact(self, message: Message) -> Message:
+        """`message` without secret values, for records that are read by people."""
+        return message
+
+    def sample_task(self) -> dict[str, Any]:
+        """A task for a reset without one: drawn with `np_random` from the first training tasks."""
+        tasks = type(self).tasks("train")
+        if tasks is None:
+            return {}
+        if not isinstance(tasks, Sequence):
+            tasks = list(islice(tasks, _SAMPLED_TASKS))
+        if not len(tasks):
+            raise EnvError(f"{type(self).__name__}.tasks('train') is empty")
+        return dict(tasks[int(self.np_random.integers(len(tasks)))])
+
+    @classmethod
+    def tasks(cls, split: str, **options: Any) -> Sequence[dict[str, Any]] | Iterable[dict[str, Any]] | None:
+        """The tasks of a split, lazy or infinite if need be; a Sequence is read by position. None: it has none."""
+        return None
+
+    @classmethod
+    def demonstration(
+        cls, rng: random.Random, progress: float, **options: Any
+    ) -> tuple[list[Message], list[dict[str, Any]]]:
+        """One conversation and its tool schemas for a cold start; `progress` runs from 0 to 1 through it."""
+        raise NotImplementedError(f"{cls.__name__} gives no demonstrations")
+
+    async def _in_thread(self, function: Callable[..., Any], /, *args: Any, timeout: float | None = None) -> Any:
+        """Runs synchronous code of the author in this instance's thread; taints the instance if it is given up on."""
+        try:
+            return await self.__lane.run(function, *args, timeout=timeout)
+        finally:
+            self.tainted = self.tainted or self.__lane.stuck
+
+    def _after_stuck_call(self, function: Callable[[], None]) -> None:
+        """Queues `function`, which must not raise, behind a call that was given up on."""
+        self.__lane.put(function)
+
+    def _release_thread(self) -> None:
+        self.__lane.release()
+
+
+def _fill_missing_half(cls: type[Env], sync_name: str, async_name: str) -> None:
+    """Of a pair, the half that is defined later in the class hierarchy is the author's; the other follows it."""
+    sync_age, async_age = _age(cls, sync_name), _age(cls, async_name)
+    if cls.__mro__[min(sync_age, async_age)] in (Env, gymnasium.Env):
+        return
+    if inspect.iscoroutinefunction(getattr(cls, sync_name)):
+        raise TypeError(f"{cls.__name__}.{sync_name} is asynchronous; name it {async_name}")
+    if sync_age < async_age:
+        setattr(cls, async_name, _asynchronous(getattr(cls, sync_name), async_name))
+    elif async_age < sync_age:
+        setattr(cls, sync_name, _synchronous(getattr(cls, async_name), sync_name))
+
+
+def _age(cls: type, name: str) -> int:
+    return next(position for position, base in enumerate(cls.__mro__) if name in vars(base))
+
+
+def _asynchronous(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def method(self: Env, *args: Any, **kwargs: Any) -> Any:
+        with boundary(EnvError, f"{type(self).__name__}.{function.__name__}"):
+            try:
+                return await self._in_thread(functools.partial(function, self, *args, **kwargs))
+            finally:
+                if name == "aclose":
+                    self._release_thread()
+
+    method.__name__ = name
+    return method
+
+
+def _synchronous(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    # The function itself, not the attribute: super().step() must reach this class's half, not the caller's.
+    @functools.wraps(function)
+    def method(self: Env, *args: Any, **kwargs: Any) -> Any:
+        return run_sync(function(self, *args, **kwargs))
+
+    method.__name__ = name
+    return method

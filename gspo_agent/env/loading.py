@@ -1,0 +1,214 @@
+"""From the id in a configuration to environments: load_env and EnvFactory."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+
+import gspo_agent
+from gspo_agent.config import EnvConfig
+from gspo_agent.env.contract import Env
+from gspo_agent.env.options import accepted, check_options
+from gspo_agent.env.shared import Shared
+from gspo_agent.env.tool_env import ToolEnv
+from gspo_agent.env.wrapper import TextEnv
+from gspo_agent.errors import ConfigError, EnvError, boundary
+from gspo_agent.messages import Message
+
+GROUP = "gspo_agent.envs"
+_NUM_SEEDS = {"train": 100_000, "test": 10_000}
+_FIRST_SEED = {"train": 0, "test": 1_000_000}
+
+
+def load_env(id: str) -> Callable[..., Any]:
+    """What makes the environment `id`: an entry point of the group gspo_agent.envs, "module:Class", or a registered
+    Gymnasium id. Raises ConfigError with the nearest right name."""
+    known = {point.name: point for point in entry_points(group=GROUP)}
+    if id in known:
+        return _load_entry_point(known[id])
+    module, colon, name = id.partition(":")
+    if colon:
+        found = _import(module, id)
+        if name.replace(".", "").isidentifier():
+            return _attribute(found, name, id)
+        id = name  # Gymnasium's own "module:Id-v0": importing registered it
+    if id in gymnasium.registry:
+        return _load_registered(id)
+    raise ConfigError(f"no environment {id!r}; {_suggest(id, [*known, *gymnasium.registry])}")
+
+
+def register_entry_points() -> None:
+    """Makes the ids of the group known to gymnasium.make; imports none of them."""
+    for point in entry_points(group=GROUP):
+        if point.name not in gymnasium.registry:
+            gymnasium.register(point.name, entry_point=point.value)
+
+
+class EnvFactory:
+    """Makes the instances of one `[[env]]` section.
+
+    >>> factory = EnvFactory(EnvConfig(id="gspo_agent/Calculator-v0", options={"flaky": 0.3}))
+    >>> env = factory.create()
+    """
+
+    def __init__(self, config: EnvConfig, env: type[Any] | Callable[..., Any] | None = None) -> None:
+        self.config = config
+        self._make = load_env(config.id) if env is None else env
+        kind: Any = self._make.func if isinstance(self._make, functools.partial) else self._make
+        self.env_type: type[Any] | None = kind if inspect.isclass(kind) else None
+        """The class, where there is one; a Gymnasium id with wrappers, or a function, has none."""
+        self._ours: type[Env] | None = None
+        if self.env_type is not None:
+            if not issubclass(self.env_type, gymnasium.Env):
+                raise ConfigError(f"{config.id} is {kind.__module__}.{kind.__qualname__}, which is no gymnasium.Env")
+            check_options(self._make, config.options, f"env {config.id}")
+            self._ours = self.env_type if issubclass(self.env_type, Env) else None
+            if config.rewards and self._ours is None:
+                raise ConfigError(
+                    f"env {config.id}: `rewards` needs named components; a plain Gymnasium reward has none"
+                )
+        shares = self._ours is not None and issubclass(self._ours, ToolEnv)
+        self._shared = Shared(self._ours, config.options) if shares else None
+
+    def create(self) -> Env:
+        """A fresh instance; what is not ours, or wrapped, comes back as a TextEnv."""
+        options = self.config.options
+        if self.env_type is not None and self._ours is None:
+            env: Env = TextEnv(functools.partial(self._make, **options), self.config.id)
+        else:
+            with boundary(EnvError, f"{self.config.id}: constructor"):
+                made = self._make(**options)
+            env = made if isinstance(made, Env) else TextEnv(lambda: made, self.config.id)
+        if self.config.rewards is not None:
+            env.reward_weights = dict(self.config.rewards)
+        if isinstance(env, ToolEnv) and self._shared is not None:
+            env._share(self._shared)
+        return env
+
+    def tasks(self, split: str) -> Sequence[dict[str, Any]] | Iterable[dict[str, Any]] | None:
+        """The environment's own tasks of `split`; for plain Gymnasium environments, seeds."""
+        if self._ours is None:
+            first = _FIRST_SEED.get(split, 2_000_000)
+            return _Seeds(range(first, first + _NUM_SEEDS.get(split, 10_000)))
+        with boundary(EnvError, f"{self.config.id}: tasks({split!r})"):
+            return self._ours.tasks(split, **accepted(self._ours.tasks, self.config.options))
+
+    def demonstration(self, rng: random.Random, progress: float) -> tuple[list[Message], list[dict[str, Any]]]:
+        """One conversation for a cold start. Raises ConfigError where the environment gives none."""
+        give = None if self._ours is None else self._ours.demonstration
+        if give is None or getattr(give, "__func__", give) is vars(Env)["demonstration"].__func__:
+            raise ConfigError(f"env {self.config.id}: a cold start needs its classmethod demonstration(rng, progress)")
+        with boundary(EnvError, f"{self.config.id}: demonstration"):
+            return give(rng, progress, **accepted(give, self.config.options))
+
+    async def open(self) -> None:
+        """Opens what the episodes share now, instead of at the first reset."""
+        if self._shared is not None:
+            await self._shared.get()
+
+    async def aclose(self) -> None:
+        """Closes what the episodes shared."""
+        if self._shared is not None:
+            await self._shared.close()
+
+
+class _Seeds(Sequence[dict[str, Any]]):
+    def __init__(self, seeds: range) -> None:
+        self._seeds = seeds
+
+    def __len__(self) -> int:
+        return len(self._seeds)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _Seeds(self._seeds[index]) if isinstance(index, slice) else {"seed": self._seeds[index]}
+
+
+def _load_entry_point(point: EntryPoint) -> Callable[..., Any]:
+    top = point.module.partition(".")[0]
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{point.name} is {point.value}: {error}{_stranger(top, point)}") from error
+    if foreign := _stranger(top, point):
+        raise ConfigError(f"{point.name} is {point.value}{foreign}")
+    return cast(Callable[..., Any], found)
+
+
+def _stranger(top: str, point: EntryPoint) -> str:
+    """Says so where `import envs` finds a folder of the user's instead of the one beside this package."""
+    if point.dist is None or point.dist.name.replace("-", "_") != gspo_agent.__name__:
+        return ""
+    home = Path(gspo_agent.__file__).parent.parent
+    module = sys.modules.get(top)
+    places = [Path(place).parent for place in getattr(module, "__path__", [])]
+    if module is None or home in places:
+        return ""
+    where = places[0] / top if places else Path(getattr(module, "__file__", None) or "?")
+    return (
+        f"; but `import {top}` finds {where}, which is not part of gspo_agent ({home / top} is). "
+        f"Start from another directory, or rename that folder"
+    )
+
+
+def _import(module: str, id: str) -> Any:
+    # A console script does not look into the directory it is started from; after everything else, this does.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise ConfigError(f"{id}: importing {module} failed: {error}") from error
+        raise ConfigError(
+            f"{id}: no module {error.name!r} in {os.getcwd()} or on sys.path; write module:Class of a file that is"
+        ) from None
+    except Exception as error:
+        raise ConfigError(f"{id}: importing {module} failed: {type(error).__name__}: {error}") from error
+
+
+def _attribute(module: Any, name: str, id: str) -> Callable[..., Any]:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            candidates = [key for key, value in vars(found).items() if callable(value)]
+            raise ConfigError(f"{id}: {module.__name__} has no {part!r}; {_suggest(part, candidates)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{id} is {found!r:.60}, which makes no environment")
+    return cast(Callable[..., Any], found)
+
+
+def _load_registered(id: str) -> Callable[..., Any]:
+    spec = gymnasium.registry[id]
+    point = spec.entry_point
+    try:
+        made = (
+            _attribute(importlib.import_module(point.split(":")[0]), point.split(":")[1], id)
+            if isinstance(point, str)
+            else point
+        )
+    except ImportError as error:
+        raise ConfigError(f"{id} is registered as {point}: {error}") from error
+    if inspect.isclass(made) and issubclass(made, Env) and not spec.additional_wrappers:
+        return functools.partial(made, **spec.kwargs) if spec.kwargs else made
+    return functools.partial(gymnasium.make, id, disable_env_checker=True)
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    lower = {candidate.lower(): candidate for candidate in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {lower[near[0]]!r}?"
+    return f"known here: {', '.join(sorted(names)[:8]) or 'none'}; or write module:Class"

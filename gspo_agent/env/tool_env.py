@@ -1,0 +1,350 @@
+"""ToolEnv: an environment as a prompt, tools and a score."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, cast
+
+import gymnasium
+import numpy as np
+
+from gspo_agent.env.calls import answer, prepare
+from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
+from gspo_agent.env.redaction import redact
+from gspo_agent.env.scoring import weigh
+from gspo_agent.env.shared import Shared, shared_of
+from gspo_agent.env.spaces import is_message
+from gspo_agent.env.state import NotEncodable, decode, encode
+from gspo_agent.env.threads import DeadlinePassed, Lane, run_sync
+from gspo_agent.errors import EnvError, ToolError, boundary
+from gspo_agent.messages import Message, ToolCall, user
+from gspo_agent.tools import Tool
+
+
+@dataclass(slots=True)
+class _Episode:
+    """What the framework keeps beside the author's attributes."""
+
+    shared: Shared | None = None
+    initial: dict[str, Any] | None = None
+    """The attributes before the first setup: the same in every instance."""
+    task: dict[str, Any] = field(default_factory=dict)
+    task_json: Any = None
+    turn: int = 0
+    done: bool = False
+    tools: dict[str, Tool] | None = None
+    open: bool = False
+    """`setup` began, `close` has not."""
+    ready: bool = False
+    """`setup` and `prompt` went well."""
+    closing: bool = False
+    last_good: dict[str, Any] | None = None
+    """The snapshot before the call that tainted the instance."""
+
+
+def _once(hook: Callable[[ToolEnv], Any]) -> Callable[[ToolEnv], Any]:
+    """Makes an author's `close` what a caller may call at any time, from outside and as super().close()."""
+
+    @functools.wraps(hook)
+    def close(self: ToolEnv) -> Any:
+        return hook(self) if self._is_closing() else run_sync(self.aclose())
+
+    close.asynchronous = inspect.iscoroutinefunction(hook)  # type: ignore[attr-defined]
+    return close
+
+
+class ToolEnv(Env):
+    """A new environment is `prompt`, `score` and methods with `@tool`; every hook may be sync or async.
+
+    An assistant message without a tool call ends the episode, and its content is the answer. A call of a tool with
+    `final=True` that succeeds ends it too.
+
+    The state is every attribute set at or after reset, and `np_random`. What `__init__` sets counts as the same in
+    every instance: binding it anew is kept, changing it in place is not.
+    """
+
+    state_level: StateLevel = "state"
+    logs_calls = True
+    state_problem: str | None
+    """Why the level fell to "none": the attribute that has no JSON form."""
+    shared: Any
+    """What `open_shared` returned."""
+
+    __episode: _Episode
+    _pairs = (("reset", "areset"), ("step", "astep"))
+    _declared: ClassVar[Mapping[str, Tool]] = {}
+    _framework: ClassVar[frozenset[str]]
+
+    def setup(self, task: dict[str, Any]) -> Any:
+        """Prepares the instance for `task`. Optional."""
+
+    def prompt(self, task: dict[str, Any]) -> Any:
+        """The question, as one user message's text or as a list of messages."""
+        raise NotImplementedError(f"{type(self).__name__} needs prompt(self, task)")
+
+    def tools(self) -> Any:
+        """The tools of this task, asked for after `setup`. All that are declared, unless overridden."""
+        return list(self._declared.values())
+
+    def score(self, task: dict[str, Any], answer: str) -> Any:
+        """A number, or named components. Repeatable: after a crash it may run again. Raises Unscored without a verdict.
+
+        Args:
+            task: As it was given, whatever the tools did to theirs.
+            answer: The content of the message that ended the episode; "" where a limit ended it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs score(self, task, answer)")
+
+    @_once
+    def close(self) -> Any:
+        """Lets go of what `setup` opened; runs once for every setup that began, after failures too. Optional."""
+
+    @classmethod
+    def open_shared(cls, **options: Any) -> Any:
+        """Opens what all episodes share (an index, a browser pool); `self.shared` in each. Optional."""
+
+    @classmethod
+    def close_shared(cls, shared: Any) -> Any:
+        """Closes what `open_shared` returned. Optional."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls, *args, **kwargs)
+        self.state_problem = None
+        self.shared = None
+        self.__episode = _Episode()
+        return self
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        found: dict[str, Tool] = {}
+        for base in reversed(cls.__mro__):
+            for name, value in vars(base).items():
+                if isinstance(value, Tool):
+                    found[name] = value
+                else:
+                    found.pop(name, None)
+        for name in found:
+            if hasattr(ToolEnv, name):
+                raise TypeError(f"{cls.__name__}.{name}: environments have a {name!r} of their own; rename the tool")
+        cls._declared = {tool.name: tool for tool in found.values()}
+        if "close" in vars(cls):
+            cls.close = _once(vars(cls)["close"])  # type: ignore[method-assign]
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        if self.tainted:
+            raise EnvError(f"{type(self).__name__}: a call is still running in this instance; make a new one")
+        await self._end_setup()
+        gymnasium.Env.reset(self, seed=seed)
+        await self._open_shared()
+        self._remember_initial()
+        given = (options or {}).get("task")
+        with boundary(EnvError, f"{type(self).__name__}.sample_task"):
+            # Copies, because a tool may change what setup took from the task, and a group's episodes share it.
+            task = copy.deepcopy(dict(self.sample_task() if given is None else given))
+        self.__episode = episode = _Episode(self.__episode.shared, self.__episode.initial, copy.deepcopy(task))
+        episode.open = True
+        await self._hook("setup", task)
+        messages = self._conversation(await self._hook("prompt", task))
+        self._use(await self._hook("tools"))
+        episode.ready = True
+        return messages, {}
+
+    async def astep(self, action: Message) -> StepResult:
+        episode = self.__episode
+        if episode.tools is None or episode.done or self.tainted:
+            why = "while a call still runs" if self.tainted else "after its end" if episode.done else "before reset"
+            raise EnvError(f"{type(self).__name__}: step {why}")
+        messages: list[Message] = []
+        final = True
+        if calls := action.get("tool_calls"):
+            ids = [f"{self.episode_id}/{episode.turn}/{position}" for position in range(len(calls))]
+            tools = episode.tools
+            prepared = [prepare(self, tools, id, call) for id, call in zip(ids, calls, strict=True)]
+            messages, final = await answer(self, prepared)
+        # Only now: a step that is run again after a crash must give its calls the same ids.
+        episode.turn += 1
+        if not final:
+            return messages, 0.0, False, False, {}
+        reward, info = await self._end(action.get("content") or "")
+        return messages, reward, True, False, info
+
+    async def afinish(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+        if self.__episode.done:
+            return 0.0, {}
+        if self.tainted:
+            raise EnvError(f"{type(self).__name__}: score while a call still runs; build it again from get_state()")
+        return await self._end("")
+
+    async def aclose(self) -> None:
+        try:
+            await self._end_setup()
+        finally:
+            self._release_thread()
+
+    def get_state(self) -> Any:
+        """Task, turn, attributes and generator as JSON. Of a tainted instance: what was true before the call that
+        tainted it; None where that is unknown, and the last committed state holds."""
+        episode = self.__episode
+        kept = episode.last_good if self.tainted else self._snapshot()
+        if kept is None:
+            return None
+        return {"task": episode.task_json, "turn": episode.turn, "done": episode.done, **kept}
+
+    def set_state(self, state: Any) -> None:
+        self._remember_initial()
+        episode = self.__episode
+        episode.task, episode.task_json = decode(state["task"]), state["task"]
+        episode.turn, episode.done, episode.open, episode.ready = state["turn"], state["done"], True, True
+        attributes, generator = decode([state["attributes"], state["np_random"]])
+        for name in vars(self).keys() - self._framework - attributes.keys() - (episode.initial or {}).keys():
+            delattr(self, name)
+        vars(self).update(attributes)
+        if generator is not None:
+            bits = getattr(np.random, generator["bit_generator"])()
+            bits.state = generator
+            self._np_random = np.random.Generator(bits)
+        if type(self).tools is ToolEnv.tools:
+            self._use(self._declared.values())
+        else:
+            self._use(run_sync(self._hook("tools")))
+
+    def redact(self, message: Message) -> Message:
+        tools = self.__episode.tools or {}
+        calls = message.get("tool_calls") or []
+        secret = {name: tool.secrets for name, tool in tools.items() if tool.secrets}
+        if not secret or not calls:
+            return message
+        shown: list[ToolCall] = []
+        for call in calls:
+            function: Any = call.get("function") or {}
+            hidden = redact(function.get("arguments"), (), secret.get(function.get("name"), ()))
+            shown.append(cast(ToolCall, {**call, "function": {**function, "arguments": hidden}}))
+        return {**message, "tool_calls": shown}
+
+    def _snapshot(self) -> dict[str, Any] | None:
+        """Attributes and generator as JSON; None, and the level "none", where one of them has no such form."""
+        episode = self.__episode
+        initial = episode.initial or {}
+        changed = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in self._framework and (name not in initial or value is not initial[name])
+        }
+        generator = None if self._np_random is None else self._np_random.bit_generator.state
+        try:
+            if episode.task_json is None:
+                episode.task_json = encode(episode.task, "task")
+            return {"attributes": encode(changed, "self"), "np_random": encode(generator, "np_random")}
+        except NotEncodable as problem:
+            self.state_level, self.state_problem = "none", str(problem)
+            return None
+
+    def _remember_initial(self) -> None:
+        if self.__episode.initial is None:
+            self.__episode.initial = {k: v for k, v in vars(self).items() if k not in self._framework}
+
+    async def _call_in_thread(self, function: Callable[[], Any], timeout: float | None, beside: bool) -> Any:
+        """Runs a synchronous tool in the instance's thread, or in one `beside` it."""
+        before = None if timeout is None else self._snapshot()
+        try:
+            if not beside:
+                return await self._in_thread(function, timeout=timeout)
+            lane = Lane()
+            try:
+                return await lane.run(function, timeout=timeout)
+            finally:
+                self.tainted = self.tainted or lane.stuck
+                lane.release()
+        except DeadlinePassed:
+            self.__episode.last_good = before
+            raise
+
+    async def _hook(self, name: str, *args: Any) -> Any:
+        """Calls the author's hook, in the instance's thread where it is synchronous; what it raises is an EnvError."""
+        function = getattr(self, name)
+        if name in ("setup", "tools") and getattr(type(self), name) is getattr(ToolEnv, name):
+            return function(*args)
+        with boundary(EnvError, f"{type(self).__name__}.{name}"):
+            try:
+                if inspect.iscoroutinefunction(function):
+                    return await function(*args)
+                result = await self._in_thread(function, *args)
+                return await result if inspect.isawaitable(result) else result
+            except ToolError as error:
+                raise EnvError(f"{type(self).__name__}.{name}: ToolError: {error}") from error
+
+    async def _end_setup(self) -> None:
+        """Runs the author's `close`, if a setup began."""
+        episode, hook = self.__episode, self.close
+        if not episode.open:
+            return
+        episode.open, episode.closing = False, True
+        try:
+            if type(self).close is ToolEnv.close:
+                return
+            if getattr(type(self).close, "asynchronous", False):
+                await hook()
+            elif self.tainted:
+                # Behind the stuck call, in its thread, whenever that ends; nobody waits for it.
+                self._after_stuck_call(functools.partial(_quietly, hook))
+            else:
+                await self._in_thread(hook)
+        except Exception as error:
+            # After a failed setup, close meets what was never opened; the setup's own error is the one to tell.
+            if episode.ready:
+                raise EnvError(f"{type(self).__name__}.close: {type(error).__name__}: {error}") from error
+        finally:
+            episode.closing = self.tainted
+
+    def _is_closing(self) -> bool:
+        return self.__episode.closing
+
+    async def _open_shared(self) -> None:
+        if type(self).open_shared.__func__ is not ToolEnv.open_shared.__func__ and self.shared is None:  # type: ignore[attr-defined]
+            self.shared = await (self.__episode.shared or shared_of(type(self))).get()
+
+    def _share(self, shared: Shared) -> None:
+        """Takes the shared object from `shared` instead of the class's own."""
+        self.__episode.shared = shared
+
+    async def _end(self, text: str) -> tuple[float, dict[str, Any]]:
+        episode = self.__episode
+        score = await self._hook("score", copy.deepcopy(episode.task), text)
+        reward, components = weigh(score, self.reward_weights, type(self).__name__)
+        episode.done = True
+        return reward, {"components": components}
+
+    def _conversation(self, prompt: Any) -> list[Message]:
+        messages = [user(prompt)] if isinstance(prompt, str) else list(prompt) if isinstance(prompt, list) else []
+        if not messages or not all(is_message(message) for message in messages):
+            raise EnvError(f"{type(self).__name__}.prompt returned {prompt!r:.80}; return text or a list of messages")
+        return messages
+
+    def _use(self, tools: Iterable[Any]) -> None:
+        """Takes Tools, `self.name` of a declared tool, or plain functions."""
+        by_function = {tool.function: tool for tool in self._declared.values()}
+        known: dict[str, Tool] = {}
+        with boundary(EnvError, f"{type(self).__name__}.tools"):
+            for given in tools:
+                found = by_function.get(getattr(given, "__func__", given), given)
+                found = found if isinstance(found, Tool) else Tool(found)
+                if found.name in known:
+                    raise EnvError(f"{type(self).__name__}.tools: two tools are named {found.name!r}")
+                known[found.name] = found
+            self.tool_schemas = [tool.schema for tool in known.values()]
+        self.__episode.tools = known
+
+
+def _quietly(hook: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        hook()
+
+
+ToolEnv._framework = frozenset(vars(ToolEnv())) | {"_np_random", "_np_random_seed", "spec", "state_level"}
