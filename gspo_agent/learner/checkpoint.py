@@ -1,0 +1,134 @@
+"""Checkpoints: a transformers directory that any tool can load, and the optimiser's state beside it.
+
+A directory named `step-N` is whole: it is written under another name, synced to the disk and renamed. Its digest goes
+into the journal with the step, and is compared before a byte of it is trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gspo_agent.errors import JournalError, boundary
+from gspo_agent.learner.learner import Learner
+
+_STATE = "learner.pt"
+_TEMPORARY = ".unfinished-"
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    name: str
+    """"step-12" """
+    path: Path
+    digest: str
+
+
+def save(learner: Learner, root: Path, step: int) -> Saved:
+    """Writes `root/step-N`, durable when it returns; one that exists (a step that is done again) is replaced."""
+    name = f"step-{step}"
+    final, temporary = root / name, root / f"{_TEMPORARY}{name}"
+    root.mkdir(parents=True, exist_ok=True)
+    _discard(temporary)
+    learner.model.save_pretrained(temporary)
+    _copy_tokenizer(learner.model_path, temporary)
+    state = {"step": step, "optimizer": learner.optimizer.state_dict(), "skipped_updates": learner.skipped_updates}
+    torch.save(state, temporary / _STATE)
+    digest = directory_digest(temporary)
+    for path in _files(temporary):
+        _sync(path)
+    _sync(temporary)
+    _discard(final)
+    temporary.rename(final)
+    _sync(root)
+    return Saved(name, final, digest)
+
+
+def restore(learner: Learner, path: Path, digest: str | None = None) -> int:
+    """Puts a checkpoint's weights and optimiser state into `learner`; returns its step.
+
+    Raises JournalError if the directory is missing, damaged, or not the one that `digest` names.
+    """
+    if not path.is_dir():
+        raise JournalError(f"checkpoint {path} does not exist, but the journal names it; restore it from a copy")
+    if digest is not None and (found := directory_digest(path)) != digest:
+        raise JournalError(
+            f"checkpoint {path} is not what was saved: its files hash to {found[:12]}, the journal says {digest[:12]}; "
+            "restore it from a copy"
+        )
+    with boundary(JournalError, f"checkpoint {path} cannot be read"):
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+        learner.model.load_state_dict(model.state_dict())
+        learner.optimizer.load_state_dict(state["optimizer"])
+        learner.skipped_updates = state["skipped_updates"]
+    return int(state["step"])
+
+
+def prune(root: Path, keep: int, keep_names: Collection[str] = ()) -> list[str]:
+    """Deletes all but the newest `keep` checkpoints and those named, and what a kill left unfinished; returns the names
+    of the deleted checkpoints."""
+    if not root.is_dir():
+        return []
+    for leftover in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover)
+    steps = sorted(int(match[1]) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name)))
+    names = {keep_names} if isinstance(keep_names, str) else set(keep_names)
+    old = [f"step-{step}" for step in steps[: max(0, len(steps) - keep)]]
+    deleted = [name for name in old if name not in names]
+    for name in deleted:
+        _discard(root / name)
+    return deleted
+
+
+def directory_digest(path: Path) -> str:
+    """sha256 over the names, sizes and contents of all files below `path`."""
+    total = hashlib.sha256()
+    for file in _files(path):
+        total.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            total.update(hashlib.file_digest(stream, "sha256").digest())
+    return total.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _discard(path: Path) -> None:
+    """Deletes a directory so that a kill half-way leaves nothing that looks whole."""
+    if not path.exists():
+        return
+    if not path.name.startswith(_TEMPORARY):
+        aside = path.with_name(f"{_TEMPORARY}deleted-{path.name}")
+        _discard(aside)
+        path = path.rename(aside)
+    shutil.rmtree(path)
+
+
+def _copy_tokenizer(model_path: Path, target: Path) -> None:
+    """Tokenizer, chat template and whatever else the model's directory holds beside its weights."""
+    if not model_path.is_dir():  # a hub name
+        AutoTokenizer.from_pretrained(str(model_path)).save_pretrained(target)
+        return
+    for file in model_path.iterdir():
+        beside_weights = file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
+        if file.is_file() and beside_weights and not (target / file.name).exists():
+            shutil.copyfile(file, target / file.name)

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gspo_agent.config import LearnerConfig
+from gspo_agent.errors import JournalError
+from gspo_agent.learner import checkpoint
+from gspo_agent.learner.batch import Batch, make_batch
+from gspo_agent.learner.learner import Learner
+from tests.learner.models import qwen3, sampled_groups, saved_qwen3
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_qwen3(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Batch]:
+    groups = sampled_groups(qwen3(), groups=2)
+    return [make_batch(groups, step=step, max_weight_lag=None, advantage_std=True) for step in (1, 2, 3)]
+
+
+def learner(model_path: Path) -> Learner:
+    config = LearnerConfig(lr=1e-2, lr_schedule="linear", mini_batches=2, device="cpu")
+    return Learner(config, model_path, temperature=1.0, total_steps=3, seed=0)
+
+
+def same(one: Learner, other: Learner) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(
+    model_path: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    uncut = learner(model_path)
+    uncut.step(batches[0])
+    uncut.step(batches[1])
+    saved = checkpoint.save(uncut, tmp_path, 2)
+    resumed = learner(model_path)
+    assert not same(resumed, uncut)
+    assert checkpoint.restore(resumed, saved.path, saved.digest) == 2
+    assert same(resumed, uncut)
+    assert uncut.step(batches[2])["loss"] == resumed.step(batches[2])["loss"]
+    assert same(resumed, uncut)
+
+
+def test_a_checkpoint_is_a_transformers_directory_with_the_models_own_tokenizer(
+    model_path: Path, tmp_path: Path
+) -> None:
+    made = learner(model_path)
+    saved = checkpoint.save(made, tmp_path, 7)
+    assert (saved.name, saved.path) == ("step-7", tmp_path / "step-7")
+    loaded = AutoModelForCausalLM.from_pretrained(saved.path)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), made.model.parameters(), strict=True))
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (saved.path / name).read_text() == (model_path / name).read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-7"]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "learner.pt", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("harm", [damage, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_any_harm_to_any_file_is_refused_by_name_before_it_is_used(
+    model_path: Path, tmp_path: Path, name: str, harm: object
+) -> None:
+    made = learner(model_path)
+    saved = checkpoint.save(made, tmp_path, 1)
+    harm(saved.path / name)  # type: ignore[operator]
+    with pytest.raises(JournalError, match="step-1 is not what was saved"):
+        checkpoint.restore(made, saved.path, saved.digest)
+
+
+def test_an_added_file_or_another_checkpoint_is_refused_too(model_path: Path, tmp_path: Path) -> None:
+    made = learner(model_path)
+    saved = checkpoint.save(made, tmp_path, 1)
+    other = checkpoint.save(learner(model_path), tmp_path / "other", 2)
+    (saved.path / "extra").write_text("")
+    with pytest.raises(JournalError, match="is not what was saved"):
+        checkpoint.restore(made, saved.path, saved.digest)
+    with pytest.raises(JournalError, match=f"says {saved.digest[:12]}"):
+        checkpoint.restore(made, other.path, saved.digest)
+
+
+def test_a_missing_checkpoint_and_one_that_cannot_be_read_are_named(model_path: Path, tmp_path: Path) -> None:
+    made = learner(model_path)
+    with pytest.raises(JournalError, match="step-4 does not exist"):
+        checkpoint.restore(made, tmp_path / "step-4", "00")
+    saved = checkpoint.save(made, tmp_path, 5)
+    (saved.path / "learner.pt").write_bytes(b"torn")
+    with pytest.raises(JournalError, match="step-5 cannot be read"):
+        checkpoint.restore(made, saved.path)
+
+
+def test_saving_a_step_again_replaces_it_and_clears_what_a_kill_left(
+    model_path: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    made = learner(model_path)
+    first = checkpoint.save(made, tmp_path, 1)
+    shutil.copytree(first.path, tmp_path / ".unfinished-step-1")
+    (tmp_path / ".unfinished-step-1" / "half").write_text("torn")
+    made.step(batches[0])
+    again = checkpoint.save(made, tmp_path, 1)
+    assert again.path == first.path
+    assert again.digest != first.digest
+    assert checkpoint.directory_digest(again.path) == again.digest
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_a_kill_at_any_point_of_saving_leaves_no_torn_step(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file operation of `save` is made to fail once, in turn; what is called step-2 is always whole."""
+    made = learner(model_path)
+    checkpoint.save(made, tmp_path, 1)
+    digest = checkpoint.save(made, tmp_path / "whole", 2).digest
+    operations = ["os.fsync", "shutil.copyfile", "torch.save", "pathlib.Path.rename"]
+    for operation in operations:
+        with monkeypatch.context() as patch:
+
+            def killed(*args: object, **kwargs: object) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(operation, killed)
+            with pytest.raises(KeyboardInterrupt):
+                checkpoint.save(made, tmp_path, 2)
+        assert not (tmp_path / "step-2").exists()
+        checkpoint.prune(tmp_path, 2)
+        assert {path.name for path in tmp_path.iterdir()} == {"step-1", "whole"}
+    assert checkpoint.save(made, tmp_path, 2).digest == digest
+
+
+def test_pruning_keeps_the_newest_and_those_named_and_clears_what_a_kill_left(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2", "step-9", "step-10", ".unfinished-step-11", ".unfinished-deleted-step-0", "notes"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.prune(tmp_path, 2, ["step-1"]) == ["step-2"]
+    assert {path.name for path in tmp_path.iterdir()} == {"step-1", "step-9", "step-10", "notes"}
+    assert checkpoint.prune(tmp_path, 1, "step-1") == ["step-9"]
+    assert checkpoint.prune(tmp_path / "nowhere", 2) == []
