@@ -1,0 +1,280 @@
+"""run_episode: the agent loop. It continues a trajectory and never asks whether that was cut."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_agent.chat import Chat
+from gspo_agent.config import Limits
+from gspo_agent.engine.base import Completion, Engine, Sampling
+from gspo_agent.env import Env
+from gspo_agent.errors import EngineError, EnvError, JournalError, StateLost, Unscored
+from gspo_agent.messages import user
+from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, StopReason
+from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
+from gspo_agent.rollout.state import SAME, Same, State
+from gspo_agent.trajectory import Segment, Status, Trajectory
+
+_EMPTY_REPLY_PAUSE = 0.05  # seconds before a request that was cut before its first token is sent again
+
+
+async def run_episode(
+    trajectory: Trajectory,
+    *,
+    env: Env,
+    chat: Chat,
+    engine: Engine,
+    task: Mapping[str, Any],
+    limits: Limits,
+    temperature: float = 1.0,
+    recorder: Recorder | None = None,
+    journal_tokens: int = 256,
+    renew: Callable[[], Env] | None = None,
+) -> Trajectory:
+    """Plays until the episode is over, or `recorder.cut` is set, and returns the same trajectory.
+
+    Every change of the trajectory happens between two awaits, as an event of `recorder`. A fault of environment, engine
+    or sandbox ends it as FAILED, with the cause as its stop reason; only JournalError and cancellation get out.
+
+    Args:
+        env: Not yet reset for a fresh trajectory; at the last recorded state for one that goes on.
+        recorder: Has the episode that `trajectory` belongs to. None: one that records nothing, for a fresh trajectory.
+        journal_tokens: The most sampled tokens of one request.
+        renew: Makes a fresh instance, to replace one that a tool's deadline left unusable.
+    """
+    recorder = recorder or Recorder(trajectory)
+    if recorder.episode.trajectory is not trajectory:
+        raise ValueError("the recorder has another trajectory")
+    env.episode_id = trajectory.id
+    env.call_log = recorder.call_log(env)
+    player = _Player(env, chat, engine, dict(task), limits, temperature, recorder, journal_tokens, renew)
+    try:
+        await player.play()
+    except JournalError:
+        raise
+    except Exception as fault:
+        cause = f"{type(fault).__name__}: {fault}"
+        recorder.record(Ended(Status.FAILED, cause, traceback="".join(traceback.format_exception(fault))[-4000:]))
+    finally:
+        if player.env is not env:
+            await player.env.aclose()
+    return trajectory
+
+
+@dataclass(slots=True)
+class _Player:
+    env: Env
+    chat: Chat
+    engine: Engine
+    task: dict[str, Any]
+    limits: Limits
+    temperature: float
+    recorder: Recorder
+    journal_tokens: int
+    renew: Callable[[], Env] | None
+
+    async def play(self) -> None:
+        """One reset, request or step after the other; what comes next follows from the episode alone."""
+        recorder, episode = self.recorder, self.recorder.episode
+        trajectory = episode.trajectory
+        limit: StopReason | None = None
+        while limit is None and trajectory.status is Status.PARTIAL:
+            if recorder.cut:
+                return
+            if episode.turn < 0:
+                await self.reset()
+            elif episode.action is None:
+                limit = await self.sample()
+            else:
+                limit = await self.step()
+        if limit is None and trajectory.stop_reason == StopReason.UNCLOSED_TURN:
+            limit = StopReason.UNCLOSED_TURN
+        if limit is None:
+            recorder.record(Ended(trajectory.status, str(trajectory.stop_reason)))
+            return
+        score, info = await self.env.afinish(limit)
+        components, metrics = _shown(info)
+        recorder.record(Ended(Status.TRUNCATED, limit, _finite(score), components, metrics))
+
+    async def reset(self) -> None:
+        episode, env, started = self.recorder.episode, self.env, time.monotonic()
+        seed = episode.trajectory.seed
+        messages, info = await env.areset(seed=seed, options={"task": self.task})
+        tools = list(env.tool_schemas)
+        tail = self.chat.open(messages, tools)
+        state = self.recorder.snapshot(env)
+        self.recorder.record(
+            Observed(
+                0, messages, tail, metrics=_shown(info)[1], tools=tools, state=state, seconds=time.monotonic() - started
+            )
+        )
+
+    async def sample(self) -> StopReason | None:
+        """One bounded request; the limit that ends the episode, if one does."""
+        recorder, episode, limits = self.recorder, self.recorder.episode, self.limits
+        left, limit = self._tokens_left()
+        if episode.turn >= limits.turns:
+            return StopReason.TURNS
+        if left <= 0:
+            return limit
+        if self._wall_left() <= 0:
+            return StopReason.WALL
+        stops = self.chat.stop_token_ids
+        sampling = Sampling(
+            min(left, self.journal_tokens), self.temperature, tuple(stops), seed=episode.trajectory.seed
+        )
+        started = time.monotonic()
+        request_id, completion = await self._generate(sampling)
+        seconds = time.monotonic() - started
+        segments = [_of_turn(segment, episode.turn) for segment in completion.segments]
+        sampled = sum(map(len, segments))
+        if not sampled:
+            if completion.finish_reason != "abort":
+                raise EngineError(f"{self.engine.name} sampled nothing and said {completion.finish_reason!r}")
+            episode.seconds += seconds
+            await asyncio.sleep(_EMPTY_REPLY_PAUSE)
+            return None
+        # A stop token that came with an abort or a full request ends the turn all the same.
+        done = completion.finish_reason == "stop" or int(segments[-1].token_ids[-1]) in stops
+        finish = "stop" if done else limit.value if sampled >= left else None
+        event = Sampled(episode.turn, len(episode.token_ids), segments, request_id, finish, seconds)
+        if not done:
+            recorder.record(event)
+            return limit if finish else None
+        turn_ids = episode.token_ids[episode.turn_start :]
+        for segment in segments:
+            turn_ids += segment.token_ids.tolist()
+        recorder.record(event, Acted(self.chat.parse(turn_ids, episode.tools)))
+        return None
+
+    async def _generate(self, sampling: Sampling) -> tuple[str, Completion]:
+        """Asks the engine; past the episode's wall time the request is aborted and what it has is taken."""
+        recorder, alarm = self.recorder, None
+        request_id = recorder.next_request()
+        if self.limits.wall is not None:
+            loop = asyncio.get_running_loop()
+            abort = self.engine.abort
+            alarm = loop.call_later(self._wall_left(), lambda: loop.create_task(_quietly(abort(request_id))))
+        try:
+            return request_id, await self.engine.generate(recorder.episode.token_ids, sampling, request_id=request_id)
+        finally:
+            recorder.request_id = ""
+            if alarm is not None:
+                alarm.cancel()
+
+    async def step(self) -> StopReason | None:
+        recorder, episode, env = self.recorder, self.recorder.episode, self.env
+        action, started = episode.action, time.monotonic()
+        assert action is not None
+        calls = sum("error" not in call for call in action.get("tool_calls", ()))
+        if self.limits.tool_calls is not None and calls and episode.tool_calls > self.limits.tool_calls:
+            return StopReason.TOOL_CALLS
+        if self._wall_left() <= 0:
+            return StopReason.WALL
+        wall = None if self.limits.wall is None else self._wall_left()
+        try:
+            async with asyncio.timeout(wall) as deadline:
+                messages, reward, terminated, truncated, info = await self._answer(env)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            if self.renew is not None or env.tainted:
+                await self._renew()
+            return StopReason.WALL
+        over = terminated or truncated
+        if not messages and not over:
+            raise EnvError(f"{type(env).__name__}.step returned no message and did not end the episode")
+        tail: Sequence[int] | None = ()
+        if not over:
+            tail = self.chat.extend(episode.token_ids, episode.turn_start, messages, episode.tools)
+        components, metrics = _shown(info)
+        state = SAME if over else recorder.snapshot(env)
+        recorder.record(
+            Observed(
+                episode.turn + 1, messages, tail, _finite(reward), bool(terminated), bool(truncated),
+                components, metrics, state=state, seconds=time.monotonic() - started,
+            )
+        )  # fmt: skip
+        if env.tainted and not over:
+            await self._renew(state)
+        return None
+
+    async def _answer(self, env: Env) -> tuple[Any, ...]:
+        """The environment's step. Where it does not log its calls itself, the step is one call: begun once at most."""
+        episode = self.recorder.episode
+        action = episode.action
+        assert action is not None
+        if env.logs_calls or env.state_level not in ("state", "handle"):
+            return await env.astep(action)
+        call_id = f"{env.episode_id}/{episode.turn}/0"
+        if call_id in episode.calls:
+            return [user(INTERRUPTED)], 0.0, False, False, {}
+        await self.recorder.durable(CallBegun(call_id, "step", {}))
+        return await env.astep(action)
+
+    async def _renew(self, state: State | Same | None = SAME) -> None:
+        """Replaces an instance in which a call may still be running by a fresh one at the last good state."""
+        env, episode = self.env, self.recorder.episode
+        if isinstance(state, State):
+            value = state.value
+        else:
+            value = episode.state.value if episode.state is not None else env.get_state()
+        if self.renew is None or value is None:
+            raise StateLost(
+                f"{type(env).__name__}: a call past its deadline still runs, and there is no state to go on from"
+            )
+        fresh = self.renew()
+        fresh.episode_id = env.episode_id
+        fresh.call_log = self.recorder.call_log(fresh)
+        fresh.set_state(value)
+        self.env = fresh
+        await env.aclose()
+
+    def _tokens_left(self) -> tuple[int, StopReason]:
+        """How many tokens the next request may bring, over all cuts, and the limit that says so."""
+        episode, limits = self.recorder.episode, self.limits
+        context = min(limits.context_tokens, self.engine.context_tokens)
+        left = [
+            (limits.turn_tokens - episode.turn_tokens, StopReason.TURN_TOKENS),
+            (context - len(episode.token_ids), StopReason.CONTEXT_TOKENS),
+        ]
+        if limits.episode_tokens is not None:
+            left.append((limits.episode_tokens - episode.sampled, StopReason.EPISODE_TOKENS))
+        return min(left, key=lambda pair: pair[0])
+
+    def _wall_left(self) -> float:
+        return math.inf if self.limits.wall is None else self.limits.wall - self.recorder.episode.seconds
+
+
+def _of_turn(segment: Segment, turn: int) -> Segment:
+    if segment.turn == turn:
+        return segment
+    return Segment(segment.token_ids, segment.author, segment.logprobs, segment.weight_version, turn, segment.extras)
+
+
+def _finite(reward: Any) -> float:
+    value = float(reward)
+    if not math.isfinite(value):
+        raise Unscored(f"the reward is {value}; raise Unscored where there is no verdict")
+    return value
+
+
+def _shown(info: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Components and metrics of an info, as plain floats. A component that is not finite is no verdict."""
+    components = {str(name): _finite(value) for name, value in (info.get("components") or {}).items()}
+    metrics = {str(name): float(value) for name, value in (info.get("metrics") or {}).items()}
+    return components, metrics
+
+
+async def _quietly(abort: Any) -> None:
+    """An abort that fails leaves the request to end by itself."""
+    try:
+        await abort
+    except EngineError:
+        return

@@ -1,0 +1,300 @@
+"""The durable log of a run: one SQLite file, one writer thread, group commit.
+
+Events are written behind; what must be on disk before something happens (a tool call, a lease, the commit of a step)
+is awaited. `gspo_agent.rollout.schema` has the tables, `events` what is in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout import lock, schema
+from gspo_agent.rollout.blobs import BlobStore
+from gspo_agent.rollout.events import Event, Row, decode
+
+T = TypeVar("T")
+_LINGER = 0.01  # seconds in which write-behind rows gather into one transaction
+_INSERT = "INSERT INTO events (slot, at, kind, data, token_ids, logprobs, state, blob) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class _Job(NamedTuple):
+    """Something for the writer: rows or a function of the connection; and who waits for it."""
+
+    rows: Sequence[tuple[Any, ...]] = ()
+    blobs: Mapping[str, bytes] = {}
+    function: Callable[[sqlite3.Connection], Any] | None = None
+    full: bool = False
+    waiter: Future[Any] | asyncio.Future[Any] | None = None
+
+
+class Journal:
+    """The log of one run, open for writing. One process has it; `close` (or `with`) ends its life.
+
+    >>> with Journal.open(Path("runs/shop/journal.sqlite")) as journal:
+    ...     ledger = Ledger(journal)
+
+    The caller's threads only encode and queue; SQLite runs in the writer's thread. Once a write has failed, that
+    failure is what every later call raises, so nothing goes on as if it were durable.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, held: lock.RunLock, life: int, run_id: str) -> None:
+        self.path, self.life, self.run_id = path, life, run_id
+        self.blobs = BlobStore(path.parent / "blobs")
+        self._connection, self._lock = connection, held
+        self._durable_always = connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._failure: JournalError | None = None
+        self._closed = False
+        self._last_beat = time.monotonic()
+        self._writer = threading.Thread(target=self._write, name="journal", daemon=True)
+        self._writer.start()
+
+    @classmethod
+    def open(cls, path: Path, *, durability: Literal["process", "power"] = "process") -> Self:
+        """Takes the run's lock and begins a life; makes the file where there is none.
+
+        Args:
+            durability: "process": a `kill -9` loses nothing that was committed. "power": neither does a power cut.
+
+        Raises RunLocked where another process has the run, JournalError where the file is damaged or foreign.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = lock.RunLock(path)
+        try:
+            connection = schema.connect(path, durability=durability)
+            try:
+                life, run_id = _begin(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+        except BaseException:
+            held.release()
+            raise
+        return cls(path, connection, held, life, run_id)
+
+    def append(self, slot: int, *events: Event) -> None:
+        """Writes events behind, all of them in one transaction. Raises JournalError once any write has failed."""
+        self._put(_encode(slot, events))
+
+    async def durable(self, slot: int, *events: Event) -> None:
+        """Returns when the events, and all that was appended before them, are on disk."""
+        job = _encode(slot, events)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._put(job._replace(waiter=waiter))
+        await waiter
+
+    def submit(
+        self,
+        function: Callable[[sqlite3.Connection], T],
+        *,
+        slot: int = 0,
+        events: Sequence[Event] = (),
+        full: bool = False,
+    ) -> Future[T]:
+        """Runs `function` in the writer, in one transaction with `events`, after all that was appended before.
+
+        An error of its own undoes its writes only. With `full` the disk is flushed before the future is done.
+        """
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # whoever stops waiting does not undo the write
+        job = _encode(slot, events)
+        self._put(job._replace(function=function, full=full, waiter=future))
+        return future
+
+    async def transact(self, function: Callable[[sqlite3.Connection], T], *, full: bool = False) -> T:
+        """`submit`, awaited."""
+        return await asyncio.wrap_future(self.submit(function, full=full))
+
+    def flush(self) -> None:
+        """Blocks until all that was appended is on disk."""
+        self.submit(lambda connection: None).result()
+
+    def close(self) -> None:
+        """Writes what is queued, ends the life and gives the run's lock back. Raises JournalError if that failed."""
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.put(_Job(function=lambda connection: lock.end_life(connection, self.life), full=True))
+        self._jobs.put(None)
+        self._hurry.set()
+        self._writer.join()
+        self._connection.close()
+        self._lock.release()
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # A failure that is on its way already says more than the same one again.
+        with contextlib.suppress(JournalError) if error is not None else contextlib.nullcontext():
+            self.close()
+
+    def _put(self, job: _Job) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise JournalError(f"{self.path} is closed")
+        self._jobs.put(job)
+        if job.waiter is not None:
+            self._hurry.set()
+
+    def _write(self) -> None:
+        """The writer: waits for jobs, is woken by the first, commits all that came while it was busy at once."""
+        while True:
+            try:
+                first = self._jobs.get(timeout=lock.HEARTBEAT)
+            except Empty:
+                self._commit([])
+                continue
+            self._hurry.wait(_LINGER)
+            self._hurry.clear()
+            batch = [first]
+            with contextlib.suppress(Empty):
+                while batch[-1] is not None:
+                    batch.append(self._jobs.get_nowait())
+            self._commit([job for job in batch if job is not None])
+            if batch[-1] is None:
+                return
+
+    def _commit(self, batch: list[_Job]) -> None:
+        outcomes: list[tuple[_Job, Any, BaseException | None]] = []
+        if self._failure is None:
+            try:
+                outcomes = self._transaction(batch)
+            except (sqlite3.Error, OSError) as error:
+                self._failure = schema.damaged(self.path, error)
+            except JournalError as error:
+                self._failure = error
+        if self._failure is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            outcomes = [(job, None, self._failure) for job in batch]
+        _settle(outcomes)
+
+    def _transaction(self, batch: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
+        connection = self._connection
+        outcomes: list[tuple[_Job, Any, BaseException | None]] = []
+        rows: list[tuple[Any, ...]] = []
+        for job in batch:
+            for digest, data in job.blobs.items():
+                self.blobs.put(digest, data)
+        full = not self._durable_always and any(job.full for job in batch)
+        if full:
+            connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        lock.check_lease(connection, self.life, self.path)
+        if time.monotonic() - self._last_beat > lock.HEARTBEAT / 2:
+            lock.beat(connection, self.life)
+            self._last_beat = time.monotonic()
+        for job in batch:
+            if job.function is None:
+                rows.extend(job.rows)
+                outcomes.append((job, None, None))
+            else:
+                connection.executemany(_INSERT, rows)
+                rows.clear()
+                outcomes.append((job, *_isolated(connection, job)))
+        connection.executemany(_INSERT, rows)
+        connection.execute("COMMIT")
+        if full:
+            connection.execute("PRAGMA synchronous = NORMAL")
+        return outcomes
+
+
+def _begin(connection: sqlite3.Connection, path: Path) -> tuple[int, str]:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        life = lock.begin_life(connection, path)
+        connection.execute("INSERT OR IGNORE INTO run VALUES ('id', ?)", (secrets.token_hex(4),))
+        run_id = connection.execute("SELECT value FROM run WHERE key = 'id'").fetchone()[0]
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise schema.damaged(path, error) from error
+    return life, run_id
+
+
+def _encode(slot: int, events: Sequence[Event]) -> _Job:
+    at = time.time()
+    if len(events) == 1:
+        row, blobs = events[0].encode()
+        return _Job([(slot, at, *row)], blobs)
+    rows: list[tuple[Any, ...]] = []
+    every: dict[str, bytes] = {}
+    for event in events:
+        row, blobs = event.encode()
+        rows.append((slot, at, *row))
+        every.update(blobs)
+    return _Job(rows, every)
+
+
+def _isolated(connection: sqlite3.Connection, job: _Job) -> tuple[Any, BaseException | None]:
+    """Runs one function; its own error undoes what it wrote, and is its caller's alone."""
+    connection.execute("SAVEPOINT job")
+    try:
+        connection.executemany(_INSERT, job.rows)
+        assert job.function is not None
+        result = job.function(connection)
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        connection.execute("ROLLBACK TO job")
+        connection.execute("RELEASE job")
+        return None, error
+    connection.execute("RELEASE job")
+    return result, None
+
+
+def _settle(outcomes: list[tuple[_Job, Any, BaseException | None]]) -> None:
+    """Tells who waits; those on an event loop together, since each wake-up of a loop is a system call."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], BaseException | None]]] = {}
+    for job, result, error in outcomes:
+        if isinstance(job.waiter, asyncio.Future):
+            loops.setdefault(job.waiter.get_loop(), []).append((job.waiter, error))
+        elif job.waiter is not None:
+            if error is None:
+                job.waiter.set_result(result)
+            else:
+                job.waiter.set_exception(error)
+    for loop, waiters in loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+            loop.call_soon_threadsafe(_wake, waiters)
+
+
+def _wake(waiters: list[tuple[asyncio.Future[Any], BaseException | None]]) -> None:
+    for waiter, error in waiters:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
+
+
+def read_events(connection: sqlite3.Connection, slot: int, blobs: BlobStore) -> list[Event]:
+    """The events of one slot in order. Raises JournalError where one is damaged, naming it."""
+    query = "SELECT id, kind, data, token_ids, logprobs, state, blob FROM events WHERE slot = ? ORDER BY id"
+    events = []
+    for number, *row in connection.execute(query, (slot,)):
+        try:
+            events.append(decode(Row(*row), blobs.get))
+        except (ValueError, KeyError, TypeError) as error:
+            raise JournalError(f"event {number} ({row[0]}) of slot {slot} is damaged: {error}") from error
+    return events

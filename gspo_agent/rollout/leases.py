@@ -1,0 +1,134 @@
+"""Leases: which groups a training step gets, and what its commit does with them."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout.blobs import BlobStore
+from gspo_agent.rollout.events import fold
+from gspo_agent.rollout.journal import read_events
+from gspo_agent.trajectory import Group, Trajectory, version_step
+
+
+class Ready(NamedTuple):
+    """A finished group; `flat` where all its rewards are equal."""
+
+    id: int
+    flat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The groups of one training step, in the recorded order; the same after any restart."""
+
+    step: int
+    groups: Sequence[Group]
+    filtered: Sequence[int]
+    """Ids of the groups without variance that are left out; settled with this step."""
+    max_weight_lag: int | None
+    """Tokens of an older step are masked; decided when the lease was made, whatever the configuration says now."""
+    masked_tokens: int
+    """Sampled tokens that this masks."""
+
+
+def choose(ready: Sequence[Ready], num_groups: int, max_filtered: int) -> list[tuple[int, bool]] | None:
+    """(group id, filtered) in order, until `num_groups` are to be trained on; None where there are too few."""
+    chosen: list[tuple[int, bool]] = []
+    filtered = 0
+    for group in ready:
+        leave_out = group.flat and filtered < max_filtered
+        filtered += leave_out
+        chosen.append((group.id, leave_out))
+        if len(chosen) - filtered == num_groups:
+            return chosen
+    return None
+
+
+def ready_groups(connection: sqlite3.Connection) -> list[Ready]:
+    rows = connection.execute("SELECT id, flat FROM groups WHERE state = 'ready' ORDER BY ready")
+    return [Ready(group_id, bool(flat)) for group_id, flat in rows]
+
+
+def take_lease(
+    connection: sqlite3.Connection,
+    blobs: BlobStore,
+    step: int,
+    num_groups: int,
+    max_filtered: int,
+    max_weight_lag: int | None,
+) -> Lease | None:
+    if connection.execute("SELECT 1 FROM steps WHERE step = ?", (step,)).fetchone():
+        raise JournalError(f"step {step} is committed; it cannot be leased again")
+    if not connection.execute("SELECT 1 FROM leases WHERE step = ?", (step,)).fetchone():
+        chosen = choose(ready_groups(connection), num_groups, max_filtered)
+        if chosen is None:
+            return None
+        connection.executemany(
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?)",
+            [(step, n, group_id, filtered, max_weight_lag) for n, (group_id, filtered) in enumerate(chosen)],
+        )
+        connection.executemany("UPDATE groups SET state = 'leased' WHERE id = ?", [(g,) for g, _ in chosen])
+    rows = connection.execute(
+        "SELECT group_id, filtered, max_weight_lag FROM leases WHERE step = ? ORDER BY position", (step,)
+    ).fetchall()
+    groups = [_read_group(connection, blobs, group_id) for group_id, filtered, _ in rows if not filtered]
+    filtered = [group_id for group_id, filtered, _ in rows if filtered]
+    lag = rows[0][2]
+    return Lease(step, groups, filtered, lag, _masked_tokens(groups, step, lag))
+
+
+def _read_group(connection: sqlite3.Connection, blobs: BlobStore, group_id: int) -> Group:
+    (task,) = connection.execute("SELECT task FROM groups WHERE id = ?", (group_id,)).fetchone()
+    rows = connection.execute(
+        "SELECT id, group_id, number, attempt, seed FROM slots WHERE group_id = ? AND state = 'done' ORDER BY number",
+        (group_id,),
+    ).fetchall()
+    trajectories = [fold(Trajectory(*place), read_events(connection, slot, blobs)).trajectory for slot, *place in rows]
+    return Group(group_id, orjson.loads(task), trajectories)
+
+
+def _masked_tokens(groups: Sequence[Group], step: int, max_weight_lag: int | None) -> int:
+    """Lag is 1 for a token of the weights that the step starts from, as in `learner.batch`."""
+    if max_weight_lag is None:
+        return 0
+    segments = (s for group in groups for trajectory in group.trajectories for s in trajectory.segments)
+    return sum(
+        len(segment)
+        for segment in segments
+        if segment.weight_version is not None and step - version_step(segment.weight_version) > max_weight_lag
+    )
+
+
+def commit_step(
+    connection: sqlite3.Connection,
+    life: int,
+    step: int,
+    lease: Lease,
+    checkpoint: tuple[str, str] | None,
+    metrics: Mapping[str, Any],
+) -> None:
+    recorded = [group_id for (group_id,) in connection.execute(
+        "SELECT group_id FROM leases WHERE step = ? AND NOT filtered ORDER BY position", (step,)
+    )]  # fmt: skip
+    if not recorded or recorded != [group.id for group in lease.groups]:
+        raise JournalError(f"step {step} was leased groups {recorded}, not {[group.id for group in lease.groups]}")
+    (newest,) = connection.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()
+    if step != newest + 1:
+        raise JournalError(f"step {step} cannot follow step {newest}")
+    name, digest = checkpoint or (None, None)
+    packed = orjson.dumps(metrics, option=orjson.OPT_SERIALIZE_NUMPY)
+    connection.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?)", (step, life, time.time(), name, digest, packed))
+    if checkpoint is not None:
+        connection.execute(
+            "UPDATE groups SET state = CASE (SELECT filtered FROM leases WHERE group_id = id) "
+            "WHEN 1 THEN 'filtered' ELSE 'consumed' END "
+            "WHERE state = 'leased' AND id IN (SELECT group_id FROM leases WHERE step <= ?)",
+            (step,),
+        )

@@ -1,0 +1,145 @@
+"""Where an episode's events go: into memory only, or into the journal as well."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from gspo_agent.env import CallLog, CallMeta, Env
+from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.rollout.ledger import Ledger, Settled, Slot
+from gspo_agent.rollout.state import SAME, Same, State
+from gspo_agent.trajectory import Trajectory
+
+MAX_STATE_BYTES = 64 * 1024 * 1024
+INTERRUPTED = (
+    "Interrupted: the process died while this was running. Nothing of it is left here; whether it had an effect "
+    "elsewhere is unknown."
+)
+
+
+class Recorder:
+    """Keeps an episode in memory, and nowhere else."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.episode = Episode(trajectory)
+        self.cut = False
+        """Set from outside: the episode stops at its next event and can be continued from there."""
+        self.request_id = ""
+        """Of the request that is being waited for; "" between requests."""
+        self._requests = 0
+        self._name = f"{uuid.uuid4().hex[:12]}.{trajectory.id}"
+
+    def record(self, *events: Event) -> None:
+        """Applies events to the episode. All of them, or none, survive."""
+        for event in events:
+            event.apply(self.episode)
+
+    async def durable(self, *events: Event) -> None:
+        """As `record`; returns when nothing can undo it."""
+        self.record(*events)
+
+    def snapshot(self, env: Env) -> State | Same | None:
+        """The environment's state, if this recorder keeps it."""
+        return None
+
+    def call_log(self, env: Env) -> CallLog:
+        """What the environment's tool calls pass through."""
+        return CallLog()
+
+    def next_request(self) -> str:
+        """A request id that is never used twice and of which no other one is a prefix: engines abort by prefix."""
+        self._requests += 1
+        self.request_id = f"{self._name}.{self._requests}/"
+        return self.request_id
+
+
+class JournalRecorder(Recorder):
+    """Writes every event to the journal as it happens; the end of the episode goes through the ledger."""
+
+    def __init__(
+        self, journal: Journal, ledger: Ledger, slot: Slot, episode: Episode | None = None,
+        max_state_bytes: int = MAX_STATE_BYTES,
+    ) -> None:  # fmt: skip
+        super().__init__(slot.trajectory() if episode is None else episode.trajectory)
+        if episode is not None:
+            self.episode = episode
+        self.settled: Future[Settled] | None = None
+        """Set with the end of the episode: what it led to."""
+        self.state_problem: str | None = None
+        """Why there is no state to go on from, where the environment's level promised one."""
+        self._journal, self._ledger, self._slot = journal, ledger, slot
+        self._max_state_bytes = max_state_bytes
+        self._name = f"{journal.run_id}.{journal.life}.{self.episode.trajectory.id}"
+        self._sampled_before = self.episode.sampled
+
+    @property
+    def sampled_now(self) -> int:
+        """Tokens sampled in this life."""
+        return self.episode.sampled - self._sampled_before
+
+    def record(self, *events: Event) -> None:
+        super().record(*events)
+        last = events[-1]
+        if isinstance(last, Begun):
+            self._ledger.begin(self._slot, last)
+        elif isinstance(last, Ended):
+            self.settled = self._ledger.end(self._slot, last, self.episode.trajectory.reward)
+        else:
+            self._journal.append(self._slot.id, *events)
+
+    async def durable(self, *events: Event) -> None:
+        super().record(*events)
+        await self._journal.durable(self._slot.id, *events)
+
+    def snapshot(self, env: Env) -> State | Same | None:
+        """The state after the last change; SAME where there was none, None where the level gives none."""
+        if env.state_level not in ("state", "handle"):
+            return None
+        value = env.get_state()
+        if value is None:
+            self.state_problem = getattr(env, "state_problem", None) or "get_state() returned None"
+            return None
+        try:
+            state = State.of(value)
+        except TypeError as error:
+            self.state_problem = f"the state is neither JSON nor bytes: {error}"
+            return None
+        if len(state.data) > self._max_state_bytes:
+            self.state_problem = f"the state has {len(state.data)} bytes, more than {self._max_state_bytes}"
+            return None
+        before = self.episode.state
+        return SAME if before is not None and before.data == state.data and before.form == state.form else state
+
+    def call_log(self, env: Env) -> CallLog:
+        return JournalCallLog(self, env)
+
+
+class JournalCallLog(CallLog):
+    """Writes down that a call begins before it runs, and its result and the state after it.
+
+    A call that an earlier life finished is answered from the record. One that it began and did not finish runs again
+    if it is idempotent; otherwise "interrupted" is its result.
+    """
+
+    def __init__(self, recorder: JournalRecorder, env: Env) -> None:
+        self._recorder, self._env = recorder, env
+
+    async def run(self, call_id: str, function: Callable[[], Awaitable[Any]], meta: CallMeta) -> Any:
+        known = self._recorder.episode.calls.get(call_id)
+        if known is not None and known.ended:
+            return known.result
+        if known is not None and not meta.idempotent:
+            result: Any = {"role": "tool", "content": INTERRUPTED, "outcome": "interrupted"}
+        else:
+            begun = CallBegun(call_id, meta.name, meta.arguments)
+            if meta.idempotent:
+                self._recorder.record(begun)  # lost or not, it runs again: nothing to wait for
+            else:
+                await self._recorder.durable(begun)
+            result = await function()
+        self._recorder.record(CallEnded(call_id, result, self._recorder.snapshot(self._env)))
+        return result

@@ -1,0 +1,42 @@
+"""Brings a fresh environment to where a journaled episode stood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gspo_agent.env import Env
+from gspo_agent.errors import EnvError, ReplayError, StateLost, boundary
+from gspo_agent.messages import Message
+from gspo_agent.rollout.events import Episode
+
+
+async def rebuild(env: Env, episode: Episode, task: dict[str, Any]) -> None:
+    """Sets the environment's state, or repeats the recorded actions and compares every answer.
+
+    Raises StateLost where the level, or what is left, gives no way back: the episode has to start again. Raises
+    ReplayError at the first answer that differs.
+    """
+    env.episode_id = episode.trajectory.id
+    if env.state_level == "replay":
+        await _replay(env, episode, task)
+    elif env.state_level in ("state", "handle") and episode.state is not None:
+        with boundary(EnvError, f"{type(env).__name__}.set_state"):
+            env.set_state(episode.state.value)
+    else:
+        raise StateLost(f"{type(env).__name__} kept no state to go on from (state_level {env.state_level!r})")
+    if not env.tool_schemas:
+        env.tool_schemas = episode.tools
+
+
+async def _replay(env: Env, episode: Episode, task: dict[str, Any]) -> None:
+    observed, _ = await env.areset(seed=episode.trajectory.seed, options={"task": task})
+    _compare(0, episode.history[0][1], observed)
+    for turn, (action, recorded) in enumerate(episode.history[1:], start=1):
+        assert action is not None
+        observed, *_ = await env.astep(action)
+        _compare(turn, recorded, observed)
+
+
+def _compare(turn: int, recorded: list[Message], observed: list[Message]) -> None:
+    if recorded != observed:
+        raise ReplayError(turn, recorded, observed)

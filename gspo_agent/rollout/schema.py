@@ -1,0 +1,159 @@
+"""The tables of a run's one file, and how a connection to it is opened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from gspo_agent.errors import JournalError
+
+APPLICATION_ID = 0x4753504F  # "GSPO"
+FORMAT = 1
+
+TABLES = """
+CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE lives (
+    life INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, began REAL NOT NULL, ended REAL
+);
+CREATE TABLE lease (life INTEGER NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, heartbeat REAL NOT NULL);
+
+-- The log. Rows are only ever added; `id` is their order in the whole run.
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, slot INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data BLOB NOT NULL,
+    token_ids BLOB, logprobs BLOB, state BLOB, blob TEXT
+);
+CREATE INDEX events_of_slot ON events (slot);
+CREATE INDEX events_with_blob ON events (blob) WHERE blob IS NOT NULL;
+
+-- The ledger, changed in the same transaction as the event that changes it.
+CREATE TABLE cursors (source INTEGER PRIMARY KEY, cursor INTEGER NOT NULL);
+CREATE TABLE groups (
+    id INTEGER PRIMARY KEY, source INTEGER NOT NULL, cursor INTEGER NOT NULL, spec TEXT NOT NULL, task BLOB NOT NULL,
+    size INTEGER NOT NULL, max_attempts INTEGER NOT NULL, min_group INTEGER NOT NULL, seed INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'leased', 'consumed', 'filtered', 'given_up')),
+    flat INTEGER, ready INTEGER UNIQUE
+);
+CREATE INDEX groups_by_state ON groups (state);
+CREATE TABLE slots (
+    id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    seed INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'done', 'failed', 'restarted')),
+    reward REAL, stop_reason TEXT, ended REAL, UNIQUE (group_id, number, attempt)
+);
+CREATE INDEX slots_by_state ON slots (state);
+CREATE TABLE leases (
+    step INTEGER NOT NULL, position INTEGER NOT NULL, group_id INTEGER NOT NULL UNIQUE, filtered INTEGER NOT NULL,
+    max_weight_lag INTEGER, PRIMARY KEY (step, position)
+) WITHOUT ROWID;
+CREATE TABLE steps (
+    step INTEGER PRIMARY KEY, life INTEGER NOT NULL, at REAL NOT NULL, checkpoint TEXT, digest TEXT,
+    metrics BLOB NOT NULL
+);
+"""
+
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gluster")
+
+
+def connect(path: Path, *, durability: str) -> sqlite3.Connection:
+    """A connection that may write; creates the tables in a new file.
+
+    Raises JournalError where the file is not a journal, belongs to a newer format, or is damaged.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+    try:
+        if on_network(path):
+            # Shared memory does not cross hosts; with an exclusive lock SQLite keeps the WAL index in this process.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        _check_identity(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
+        connection.execute("PRAGMA cache_size = -16384")
+        _create_or_verify(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise damaged(path, error) from error
+    except JournalError:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
+    """Before anything is written: a file of somebody else stays as it is."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application == 0 and tables == 0:
+        return
+    if application != APPLICATION_ID:
+        raise JournalError(f"{path} is an SQLite file of something else, not a journal; choose another run directory")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version != FORMAT:
+        raise JournalError(
+            f"{path} has journal format {version}, this version reads {FORMAT}; use the version it is of"
+        )
+
+
+def _create_or_verify(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        # One transaction with the identity last: a kill leaves an empty file or a whole one.
+        connection.executescript(
+            f"BEGIN IMMEDIATE;{TABLES}PRAGMA application_id = {APPLICATION_ID};PRAGMA user_version = {FORMAT};COMMIT;"
+        )
+        return
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise JournalError(f"{path} is damaged: {verdict}; restore it from a copy or choose another run directory")
+
+
+def read_only(path: Path) -> sqlite3.Connection:
+    """A connection for looking, beside a process that writes. Raises JournalError where there is nothing to see."""
+    if not path.exists():
+        raise JournalError(f"no journal at {path}; is this a run directory?")
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, isolation_level=None, timeout=5.0
+    )
+    try:
+        _check_identity(connection, path)
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            raise JournalError(f"{path} is empty; the run has not begun")
+    except sqlite3.Error as error:
+        connection.close()
+        raise damaged(path, error) from error
+    except JournalError:
+        connection.close()
+        raise
+    return connection
+
+
+def damaged(path: Path, error: Exception) -> JournalError:
+    """What SQLite says, with the file and the remedy."""
+    text = str(error)
+    if "full" in text:
+        remedy = "free some space and run the same command again; nothing that was committed is lost"
+    elif "not a database" in text or "malformed" in text:
+        remedy = "it is not a journal or it is damaged; restore it from a copy or choose another run directory"
+    elif "locked" in text:
+        remedy = "another process has it open"
+    else:
+        remedy = "see the directory's permissions and free space, and run the same command again"
+    return JournalError(f"{path}: {text}; {remedy}")
+
+
+def on_network(path: Path) -> bool:
+    """Whether the file lies on a file system that several hosts may mount; False where that cannot be told."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return False
+    best, kind = "", ""
+    where = os.path.realpath(path.parent)
+    for line in mounts:
+        _, point, name, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = where == point or where.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, name
+    return kind.startswith(_NETWORK)

@@ -1,0 +1,135 @@
+"""One small world for the tests of this room: a shop with tools, a policy known beforehand, and a run of both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gspo_agent.config import EnvConfig, Limits, RolloutConfig
+from gspo_agent.env import Env, EnvFactory, ToolEnv, tool
+from gspo_agent.messages import Message, call, user
+from gspo_agent.rollout.collector import Collector, Source
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.rollout.ledger import Ledger
+from gspo_agent.testing import ByteChat, ScriptedEngine
+
+CHAT = ByteChat()
+
+
+class Shop(ToolEnv):
+    """Add two numbers; the tool keeps a running total and sometimes fails, as `np_random` has it."""
+
+    log: ClassVar[list[str]] = []
+    """Every call that ran, over all instances."""
+
+    def setup(self, task: dict[str, Any]) -> None:
+        self.total, self.tries = 0, 0
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return f"What is {task['a']} + {task['b']}?"
+
+    @tool
+    async def add(self, number: int) -> str:
+        """Adds a number to the running total."""
+        from gspo_agent.env import call_id
+
+        Shop.log.append(call_id())
+        self.tries += 1
+        if self.np_random.random() < 0.3:
+            return "the till is stuck"
+        self.total += number
+        return str(self.total)
+
+    def score(self, task: dict[str, Any], answer: str) -> dict[str, float]:
+        return {"right": float(self.total == task["a"] + task["b"]), "said": float(answer == str(self.total))}
+
+
+class Guess(Env):
+    """A plain environment: guess a number; it keeps no state."""
+
+    state_level = "replay"
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        await super().areset(seed=seed)
+        self.secret, self.left = int(self.np_random.integers(5)), 3
+        return [user("guess")], {}
+
+    async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        right = action["content"].strip() == str(self.secret)
+        over = right or self.left == 0
+        messages: list[Message] = [] if over else [user(f"no, {self.left} left")]
+        return messages, float(right), over, False, {"components": {"right": float(right)}} if over else {}
+
+
+class Tasks:
+    """An endless source: task n is known beforehand."""
+
+    num_tasks = None
+
+    def task(self, cursor: int) -> dict[str, Any]:
+        return {"a": cursor % 7, "b": cursor % 5, "number": cursor}
+
+
+def shopper(prompt: Sequence[int], seed: int) -> list[int]:
+    """A policy with two calls, and then an answer that is not always right; keyed by (seed, length) alone."""
+    turn = sum(token == ByteChat.ASSISTANT for token in prompt) - 1
+    draw = random.Random(seed * 1000 + turn)
+    if turn < 2:
+        return CHAT.turn("let me see " * draw.randint(0, 3), call("add", number=draw.randint(0, 6)))
+    return CHAT.turn(f"it is {draw.randint(0, 9)}")
+
+
+def guesser(prompt: Sequence[int], seed: int) -> list[int]:
+    turn = sum(token == ByteChat.ASSISTANT for token in prompt) - 1
+    return CHAT.turn(str(random.Random(seed * 1000 + turn).randint(0, 4)))
+
+
+@dataclass
+class Run:
+    """A journal, a ledger, an engine and a collector over them."""
+
+    path: Path
+    env: type[Env] = Shop
+    config: RolloutConfig = field(
+        default_factory=lambda: RolloutConfig(
+            group_size=3, groups_per_step=2, journal_tokens=8, filter_zero_variance=False
+        )
+    )
+    limits: Limits = field(default_factory=Limits)
+    engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(shopper))
+    durability: Any = "process"
+
+    def __enter__(self) -> Run:
+        self.journal = Journal.open(self.path, durability=self.durability)
+        self.ledger = Ledger(self.journal)
+        factory = EnvFactory(EnvConfig(id="shop"), self.env)
+        self.collector = Collector(
+            journal=self.journal,
+            ledger=self.ledger,
+            sources=[Source(factory, Tasks(), self.limits)],  # type: ignore[arg-type]
+            chat=CHAT,
+            engine=self.engine,
+            config=self.config,
+            seed=1,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.journal.close()
+
+
+def view(trajectory: Any, versions: bool = False) -> Any:
+    """All that makes two trajectories the same, weight versions aside unless asked for."""
+    rows = [
+        (row.token_ids.tolist(), row.sampled.tolist(), row.rollout_logprobs.tolist(), row.turns.tolist())
+        + ((row.weight_versions.tolist(),) if versions else ())
+        for row in trajectory.rows()
+    ]
+    rewards = [(r.turn, r.value, dict(r.components)) for r in trajectory.rewards]
+    return rows, rewards, trajectory.messages, trajectory.status, trajectory.stop_reason, trajectory.seed
