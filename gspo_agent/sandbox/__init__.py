@@ -1,0 +1,18 @@
+"""Isolated execution of untrusted code. `inside/` is what runs behind the walls; the rest is the trainer's side."""
+
+from gspo_agent.sandbox.limits import SandboxLimits
+from gspo_agent.sandbox.observation import readable
+from gspo_agent.sandbox.results import CallResult, CellResult, RunResult
+from gspo_agent.sandbox.sandbox import Sandbox, shared_sandbox
+from gspo_agent.sandbox.session import Session
+
+__all__ = [
+    "CallResult",
+    "CellResult",
+    "RunResult",
+    "Sandbox",
+    "SandboxLimits",
+    "Session",
+    "readable",
+    "shared_sandbox",
+]

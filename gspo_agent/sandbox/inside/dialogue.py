@@ -1,0 +1,153 @@
+"""Questions to a running program, one at a time, and its answers: each a claim that is only passed on.
+
+A question carries a random nonce that its answer must repeat, so that nothing sent ahead of a question can pass for the
+answer to it; anything but exactly one answer ends the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .frames import LENGTH
+from .streams import Streams
+from .watch import Watch
+
+NONCE = 16
+_GRACE = {"cpu_s": 1.0, "wall_s": 2.0}
+
+
+class Job(Protocol):
+    channel: socket.socket
+    limits: dict[str, Any]
+
+    def start(self, streams: Streams, body: Callable[[], int], answers: socket.socket | None = None) -> int: ...
+
+
+class Dialogue:
+    """The supervisor's side. `answer_all` runs inside the program."""
+
+    def __init__(self, job: Job, answer_all: Callable[[Questions], None]) -> None:
+        self.limits = job.limits
+        self.streams = Streams(shared=True)
+        self.socket, far = socket.socketpair()
+        pid = job.start(self.streams, lambda: _answer(answer_all), far)
+        far.close()
+        self.socket.setblocking(False)
+        self.watch = Watch(pid, job.channel, self.socket, job.limits)
+        self.alive = True
+        self.pid, self.cpu_s, self.wall_s = pid, 0.0, 0.0
+        self._nonce, self._received = b"", b""
+
+    def ask(self, message: bytes) -> tuple[str, bytes]:
+        """("ok", answer), or the limit that was passed, or "runtime_error": the program ended or broke the rules."""
+        if not self.alive:
+            return "runtime_error", b""
+        self.watch.begin()
+        self._nonce, self._received = os.urandom(NONCE), b""
+        status = self._send(LENGTH.pack(NONCE + len(message)) + self._nonce + message)
+        return self._hear() if status == "ok" else self._end(status)
+
+    def interrupt(self) -> bool:
+        """After a passed time limit: asks the program to stop (SIGINT); False when it had to be killed."""
+        os.kill(self.pid, signal.SIGINT)
+        self.watch.limits = {**self.limits, **_GRACE}
+        self.watch.begin()
+        status, _ = self._hear()
+        self.watch.limits = self.limits
+        return status == "ok"
+
+    def close(self) -> None:
+        """Ends the program and everything it started."""
+        if self.alive:
+            self._end("closed")
+        self.streams.close()
+        self.socket.close()
+
+    def _send(self, data: bytes) -> str:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.socket.send(view) :]
+            except BlockingIOError:
+                verdict = self.watch.wait(to_send=True)
+                if verdict != "answer":
+                    return "runtime_error" if verdict == "end" else verdict
+            except OSError:
+                return "runtime_error"
+        return "ok"
+
+    def _hear(self) -> tuple[str, bytes]:
+        received = bytearray(self._received)
+        while True:
+            verdict = self.watch.wait()
+            if verdict == "time_limit" and self.watch.interruptible:
+                self._received = bytes(received)
+                self._account()
+                return verdict, b""
+            if verdict != "answer":
+                return self._end("runtime_error" if verdict == "end" else verdict)
+            data = b""
+            with contextlib.suppress(OSError):
+                data = self.socket.recv(1 << 18)
+            received += data
+            length = LENGTH.unpack_from(received)[0] if len(received) >= LENGTH.size else 0
+            if not data:
+                return self._end("runtime_error")
+            if length > self.limits["result_bytes"]:
+                return self._end("output_limit")
+            body = received[LENGTH.size :]
+            if len(received) >= LENGTH.size and len(body) >= length:
+                if len(body) != length or body[:NONCE] != self._nonce:
+                    return self._end("runtime_error")
+                self._account()
+                return "ok", bytes(body[NONCE:])
+
+    def _account(self) -> None:
+        self.cpu_s = self.watch.own_cpu() - self.watch.cpu_started
+        self.wall_s = time.monotonic() - self.watch.started
+
+    def _end(self, status: str) -> tuple[str, bytes]:
+        self._account()
+        self.alive = False
+        self.watch.close()
+        return status, b""
+
+
+class Questions:
+    """The program's side."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._nonce = b""
+
+    def next(self) -> bytes | None:
+        """Waits for a question; None when there will be no more."""
+        head = self._exactly(LENGTH.size)
+        body = self._exactly(LENGTH.unpack(head)[0]) if head else b""
+        if not body:
+            return None
+        self._nonce = body[:NONCE]
+        return body[NONCE:]
+
+    def answer(self, message: bytes) -> None:
+        self._channel.sendall(LENGTH.pack(NONCE + len(message)) + self._nonce + message)
+
+    def _exactly(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            more = self._channel.recv(length - len(data), socket.MSG_WAITALL)
+            if not more:
+                return b""
+            data += more
+        return data
+
+
+def _answer(answer_all: Callable[[Questions], None]) -> int:
+    answer_all(Questions(socket.socket(fileno=3)))
+    return 0

@@ -1,0 +1,174 @@
+"""The two walls around the fork server.
+
+The outer one (user namespace where not root; mount, pid, network, ipc, uts, cgroup) gets a root directory of its own
+that holds the interpreter and nothing else of the host. The inner one is a second user and mount namespace on top: in
+it the outer mounts are locked, and root is an unused id of the host.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import sys
+from dataclasses import dataclass
+
+from . import linux
+
+_NEW_ROOT = "/proc"  # the one directory that exists everywhere and that nothing bound below comes from
+_OUTER = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)  # fmt: skip
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+_MAX_SLOTS = 16384
+_PREFERRED_BASE = 0x70000000  # far above what login.defs, subuid and container runtimes hand out
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Ids of the inner user namespace: 0 is the fork server, and where there are many, each job has one of its own."""
+
+    first: int
+    count: int
+
+    @property
+    def many(self) -> bool:
+        return self.count > 1
+
+    @property
+    def map_line(self) -> str:
+        return f"0 {self.first} {self.count}\n"
+
+
+def choose_identities() -> Identities:
+    """A range that is mapped here and that no one uses; the single own id without privilege."""
+    if not has_admin():
+        return Identities(0, 1)
+    with open("/proc/self/uid_map") as table:
+        inside, _, length = max((tuple(map(int, line.split())) for line in table), key=lambda row: row[2])
+    if length >= _PREFERRED_BASE * 2:
+        return Identities(_PREFERRED_BASE, _MAX_SLOTS)
+    count = min(_MAX_SLOTS, length // 4)
+    return Identities(inside + length - count - 16, count) if count > 1 else Identities(inside, 1)
+
+
+def has_admin() -> bool:
+    """Whether this process may make namespaces without a user namespace (CAP_SYS_ADMIN, SETUID and SETGID)."""
+    with open("/proc/self/status") as status:
+        effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
+    needed = 1 << 21 | 1 << 7 | 1 << 6
+    return os.geteuid() == 0 and effective & needed == needed
+
+
+def become_root_of_user_namespace() -> None:
+    """Without privilege: a user namespace in which this process is root and has the one id it has."""
+    uid, gid = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"0 {uid} 1\n")
+    _write("/proc/self/gid_map", f"0 {gid} 1\n")
+
+
+def map_identities(pid: int, identities: Identities) -> None:
+    """Run by the launcher, which has the privilege in the outer namespace, for the fork server in the inner one."""
+    if not identities.many:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", identities.map_line)
+    _write(f"/proc/{pid}/gid_map", identities.map_line)
+
+
+def enter_outer() -> None:
+    """Everything but the user namespace, and the new root directory; to be called by pid 1 of the new pid namespace."""
+    linux.unshare(_OUTER)
+    linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    _build_root()
+    os.chdir(_NEW_ROOT)
+    linux.pivot_root(".", ".")  # the old root lies on top of the new one until it is let go
+    linux.umount(".")
+    os.chdir("/")
+    linux.make_read_only("/", recursive=False)  # a read-only /proc would keep jobs from mounting their own
+
+
+def enter_inner() -> None:
+    """The second user namespace; the launcher must write its maps before `take_identity`."""
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # or the maps belong to the outer root
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+
+
+def take_identity(identities: Identities) -> None:
+    if identities.many:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _build_root() -> None:
+    # Everything is collected before /proc is covered.
+    bound, masked = _interpreter()
+    linux.mount("tmpfs", _NEW_ROOT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
+    os.umask(0o022)
+    for path in bound:
+        _bind(path)
+    for path in masked:
+        linux.mount("tmpfs", _NEW_ROOT + path, "tmpfs", linux.MS_RDONLY, "mode=0755,size=4k")
+    for name in _DEVICES:
+        _bind(f"/dev/{name}")
+    for name, target in {"stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "fd": "fd"}.items():
+        os.symlink(f"/proc/self/{target}", f"{_NEW_ROOT}/dev/{name}")
+    os.symlink("/box/tmp", f"{_NEW_ROOT}/dev/shm")
+    os.symlink("/box/tmp", f"{_NEW_ROOT}/tmp")
+    for name in ("box", "proc", "etc"):
+        os.mkdir(f"{_NEW_ROOT}/{name}")
+    _write(f"{_NEW_ROOT}/etc/passwd", "user:x:1000:1000::/box/work:/bin/false\n")
+    for loader in _LOADERS:
+        if os.path.exists(loader) and not os.path.lexists(_NEW_ROOT + loader):
+            os.makedirs(os.path.dirname(_NEW_ROOT + loader), exist_ok=True)
+            os.symlink(os.path.realpath(loader), _NEW_ROOT + loader)
+    linux.mount("proc", f"{_NEW_ROOT}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+
+
+def _interpreter() -> tuple[list[str], list[str]]:
+    """Paths of the interpreter, its standard library and the shared libraries; and what is hidden inside them."""
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    found = {library, os.path.realpath(sys.executable), "/usr/share/zoneinfo"}
+    if sys.base_prefix != "/usr":
+        found.add(os.path.realpath(os.path.join(sys.base_prefix, "lib")))
+    found.update(os.path.realpath(path) for path in sys.path if os.path.basename(path) == "lib-dynload")
+    with open("/proc/self/maps") as maps:
+        objects = {line.split()[-1] for line in maps if ".so" in line and line.split()[-1].startswith("/")}
+    found.update(os.path.dirname(path) for path in objects)
+    outermost = [path for path in sorted(found) if os.path.exists(path)]
+    outermost = [path for path in outermost if not any(path.startswith(other + "/") for other in outermost)]
+    masked = [
+        path
+        for parent in {library, *outermost}
+        for pattern in ("site-packages", "dist-packages", "python3*/site-packages", "python3*/dist-packages")
+        for path in glob.glob(f"{parent}/{pattern}")
+        if any(path.startswith(other + "/") for other in outermost)
+    ]
+    return outermost, sorted(set(masked))
+
+
+def _bind(path: str) -> None:
+    target = _NEW_ROOT + path
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
+    if path.startswith("/dev/"):
+        return  # nodev would close the device
+    linux.make_read_only(target)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,176 @@
+"""The process in which untrusted code runs: how it loses every right, and how it behaves like a plain interpreter."""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import atexit
+import builtins
+import contextlib
+import gc
+import io
+import linecache
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+from . import linux
+from .seccomp import Filter
+
+ANSWERS_FD = 3
+COMPILE_ERROR, OUT_OF_MEMORY = 122, 121
+EXIT_STATUS = {COMPILE_ERROR: "compile_error", OUT_OF_MEMORY: "memory_limit"}
+MAIN_FILE = "main.py"
+_RECURSION = 1000 + 20  # the frames of the harness below the first one of the code
+_STREAMS = (
+    ("stdin", 0, "r", "surrogateescape"),
+    ("stdout", 1, "w", "surrogateescape"),
+    ("stderr", 2, "w", "backslashreplace"),
+)
+_USER = 1000
+_TRACEBACK_FRAMES = 12
+
+
+def confine(
+    limits: dict[str, Any], slot: int, seccomp: Filter, streams: tuple[int, int, int], answers: socket.socket | None
+) -> None:
+    """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
+    os.setsid()
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+    if answers:
+        os.dup2(answers.detach(), ANSWERS_FD, inheritable=False)
+    os.closerange(ANSWERS_FD + (answers is not None), 1 << 30)
+    os.umask(0o022)
+    os.chdir("/box/work")
+    _lose_identity(slot)
+    _set_limits(limits, whole_run=answers is None)
+    linux.drop_capabilities()
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a change of ids cleared it, and /dev/stdin needs it
+    seccomp.install()
+    _become_plain_interpreter(whole_run=answers is None)
+
+
+def _lose_identity(slot: int) -> None:
+    if slot:
+        os.setgroups([])
+        os.setresgid(slot, slot, slot)
+        os.setresuid(slot, slot, slot)
+        return
+    # Only one id is ours: a user namespace for each program keeps their process counts apart.
+    linux.unshare(linux.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{_USER} 0 1\n"), ("gid_map", f"{_USER} 0 1\n")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _set_limits(limits: dict[str, Any], *, whole_run: bool) -> None:
+    chosen = {
+        resource.RLIMIT_AS: limits["address_space_bytes"],
+        resource.RLIMIT_NPROC: limits["processes"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_FSIZE: limits["output_bytes"],
+        resource.RLIMIT_STACK: limits["stack_bytes"],
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    if whole_run:  # the kernel's own stop, should the supervisor be late
+        chosen[resource.RLIMIT_CPU] = math.ceil(limits["cpu_s"]) + 2
+    for kind, value in chosen.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def _become_plain_interpreter(*, whole_run: bool) -> None:
+    if whole_run:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # a flood of output ends at once
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, fd, mode, errors in _STREAMS:
+        raw = open(fd, mode + "b", closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(raw, "utf-8", errors, line_buffering=fd == 2)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = [MAIN_FILE]
+    sys.path.insert(0, "/box/work")
+    sys.setrecursionlimit(_RECURSION)
+    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # what -S left out
+    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
+    gc.enable()
+
+
+def fresh_main(name: str = "__main__") -> types.ModuleType:
+    """An empty `__main__` in the place of the harness's own."""
+    module = types.ModuleType(name)
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module
+
+
+def run(code: bytes) -> int:
+    """The code as the file main.py, from its first statement to its exit handlers; the exit code."""
+    module = fresh_main()
+    module.__file__ = MAIN_FILE
+    status = 0
+    try:
+        try:
+            compiled = compile(code, MAIN_FILE, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+            show(error, code, MAIN_FILE)
+            return COMPILE_ERROR
+        exec(compiled, module.__dict__)
+    except SystemExit as error:
+        status = _exit_code(error)
+    except BaseException as error:
+        show(error, code, MAIN_FILE)
+        status = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1
+    return _finish(status)
+
+
+def _finish(status: int) -> int:
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+        atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except BaseException:
+        status = status or 120
+    with contextlib.suppress(BaseException):
+        sys.stderr.flush()
+    return status
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def show(error: BaseException, code: bytes, filename: str) -> None:
+    """The traceback as Python prints it, without the frames of the harness, on standard error."""
+    with contextlib.suppress(BaseException):
+        sys.stderr.write(describe(error, code, filename))
+
+
+def describe(error: BaseException, code: bytes, filename: str) -> str:
+    lines = code.decode("utf-8", "replace").splitlines(keepends=True)
+    linecache.cache[filename] = (len(code), None, lines, filename)
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_globals.get("__package__") == __package__:
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    report = traceback.TracebackException.from_exception(error, limit=-_TRACEBACK_FRAMES)
+    for frame in report.stack:
+        frame.colno = None  # no lines of carets: they cost a model tokens and say little
+    return "".join(report.format())

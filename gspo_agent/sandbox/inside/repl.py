@@ -1,0 +1,111 @@
+"""Sessions: a program that keeps its variables from one cell to the next."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import signal
+import sys
+import types
+from typing import Any
+
+from . import frames, program
+from .dialogue import Dialogue, Job, Questions
+
+_OK, _ERROR, _INTERRUPTED = b"o", b"e", b"i"
+
+
+def serve_session(job: Job) -> None:
+    """The supervisor's side: each frame on the job's channel is a cell; answers with its output and its status.
+
+    Between two cells every process of the session is stopped, so that an idle session uses no processor.
+    """
+    dialogue = Dialogue(job, answer_cells)
+    dialogue.watch.interruptible = True
+    job.channel.sendall(frames.pack({"status": "ok"}))
+    while True:
+        _, blobs = frames.receive(job.channel)
+        if not dialogue.alive:
+            job.channel.sendall(frames.pack({"status": "dead", "alive": False, "cpu_s": 0.0, "wall_s": 0.0}, b""))
+            continue
+        os.kill(-1, signal.SIGCONT)
+        status = _run_cell(dialogue, blobs[0])
+        output = dialogue.streams.take(job.limits["output_bytes"])
+        if status in ("ok", "runtime_error") and len(output) >= job.limits["output_bytes"]:
+            status = "output_limit"
+        if dialogue.alive:
+            os.kill(-1, signal.SIGSTOP)
+        spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
+        job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
+
+
+def _run_cell(dialogue: Dialogue, code: bytes) -> str:
+    status, answer = dialogue.ask(code)
+    if status == "ok":
+        return {_OK: "ok", _ERROR: "runtime_error", _INTERRUPTED: "runtime_error"}.get(answer, "runtime_error")
+    if status == "time_limit" and dialogue.alive:
+        dialogue.interrupt()
+    elif status == "runtime_error":
+        return "dead"
+    return status
+
+
+def answer_cells(questions: Questions) -> None:
+    """The program's side."""
+    repl = _Repl()
+    signal.signal(signal.SIGINT, repl.interrupted)
+    while (code := questions.next()) is not None:
+        questions.answer(repl.run(code))
+
+
+class _Repl:
+    def __init__(self) -> None:
+        self.variables = program.fresh_main().__dict__
+        self.count = 0
+        self.running = False
+
+    def interrupted(self, number: int, frame: types.FrameType | None) -> None:
+        if self.running:  # between two cells there is nothing to stop
+            self.running = False
+            raise KeyboardInterrupt
+
+    def run(self, code: bytes) -> bytes:
+        self.count += 1
+        filename = f"<cell {self.count}>"
+        status = _OK
+        try:
+            body, last = _compile(code, filename)
+            self.running = True
+            if body:
+                exec(body, self.variables)
+            if last:
+                self.display(eval(last, self.variables))
+            self.running = False
+        except BaseException as error:
+            self.running = False
+            status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _ERROR
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+            program.show(error, code, filename)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):
+                stream.flush()
+        return status
+
+    def display(self, value: Any) -> None:
+        if value is not None:
+            self.variables["_"] = value
+            print(repr(value))
+
+
+def _compile(code: bytes, filename: str) -> tuple[types.CodeType | None, types.CodeType | None]:
+    """The statements, and the last one by itself where it is an expression, whose value is shown."""
+    tree = ast.parse(code, filename)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        tree.body.pop()
+    body = compile(tree, filename, "exec", dont_inherit=True) if tree.body else None
+    if not isinstance(last, ast.Expr):
+        return body, None
+    return body, compile(ast.Expression(last.value), filename, "eval", dont_inherit=True)

@@ -1,0 +1,140 @@
+"""One running program under its limits, watched from outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+TICK_MS = 50
+_MAX_STARVATION = 4  # times the wall limit that a job may spend waiting for a processor
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class HungUp(Exception):
+    """The trainer closed the job's channel: nobody wants the result."""
+
+
+class Watch:
+    """Waits for a program's end or its answer, at most as long as the limits allow.
+
+    Time is CPU time of the whole tree, read from the kernel; the clock on the wall counts only less what the program
+    spent waiting for a free processor. Nothing the program does to its own clocks matters.
+    """
+
+    def __init__(self, pid: int, channel: socket.socket, answers: socket.socket | None, limits: dict[str, Any]) -> None:
+        self.pid, self.limits = pid, limits
+        self.interruptible = False
+        self.exit_code: int | None = None
+        self.handle = os.pidfd_open(pid)
+        self.channel_fd, self.answers_fd = channel.fileno(), answers.fileno() if answers else -1
+        self.poll = select.poll()
+        self.poll.register(self.handle, select.POLLIN)
+        self.poll.register(self.channel_fd, 0)
+        if answers:
+            self.poll.register(self.answers_fd, select.POLLIN)
+        self.begin()
+
+    def begin(self) -> None:
+        """Limits count from here: one run, one call, one cell."""
+        self.started = time.monotonic()
+        self.cpu_started = self.own_cpu()
+        self.tree_base: float | None = None
+
+    def wait(self, *, to_send: bool = False) -> str:
+        """ "answer" (or room for a question, with `to_send`), "end", or the limit that was passed."""
+        if to_send:
+            self.poll.modify(self.answers_fd, select.POLLOUT)
+        try:
+            return self._wait()
+        finally:
+            if to_send:
+                self.poll.modify(self.answers_fd, select.POLLIN)
+
+    def _wait(self) -> str:
+        while True:
+            events = self.poll.poll(TICK_MS)
+            ready = [fd for fd, _ in events]
+            if self.channel_fd in ready:
+                raise HungUp
+            if self.answers_fd in ready:
+                return "answer"
+            if self.handle in ready:
+                return "end"
+            passed = self.passed()
+            if passed:
+                return passed
+
+    def passed(self) -> str | None:
+        """The limit that is passed by now."""
+        elapsed = time.monotonic() - self.started
+        cpu, memory = self.tree()
+        if self.tree_base is None:
+            self.tree_base = cpu - (self.own_cpu() - self.cpu_started)
+        if cpu - self.tree_base > self.limits["cpu_s"]:
+            return "time_limit"
+        if memory > self.limits["memory_bytes"]:
+            return "memory_limit"
+        if elapsed > self.limits["wall_s"]:
+            if elapsed - self.starved() > self.limits["wall_s"]:
+                return "time_limit"
+            if elapsed > _MAX_STARVATION * self.limits["wall_s"]:
+                return "infra_error"
+        return None
+
+    def own_cpu(self) -> float:
+        """CPU seconds of the first process (its CPU-time clock)."""
+        with contextlib.suppress(OSError):
+            return time.clock_gettime((~self.pid << 3) | 2)
+        return 0.0
+
+    def tree(self) -> tuple[float, int]:
+        """CPU seconds and bytes of every process of the job."""
+        cpu, resident = 0, 0
+        pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        for pid in pids:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+                cpu += sum(map(int, fields[11:15]))
+                resident += int(fields[21]) * _PAGE
+        if resident > self.limits["memory_bytes"]:
+            resident = sum(map(_proportional, pids))
+        return cpu / _TICKS_PER_S, resident
+
+    def starved(self) -> float:
+        """Seconds that the program's threads were ready and had no processor, the worst of them."""
+        delays = [0.0]
+        with contextlib.suppress(OSError, ValueError):
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{task}/schedstat") as file:
+                    delays.append(int(file.read().split()[1]) / 1e9)
+        return max(delays)
+
+    def close(self) -> float:
+        """Kills whatever is left of the job's processes and waits until they are gone; CPU seconds they used."""
+        os.close(self.handle)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        used = 0.0
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, 0)
+            except ChildProcessError:
+                return used
+            used += usage.ru_utime + usage.ru_stime
+            if pid == self.pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+
+
+def _proportional(pid: str) -> int:
+    """Bytes, with a page that n processes share counted as 1/n in each (PSS)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) << 10
+    return 0

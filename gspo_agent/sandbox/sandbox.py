@@ -1,0 +1,210 @@
+"""Runs untrusted code, isolated; the one way in."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Self, TypeVar
+
+from gspo_agent.errors import ConfigError, SandboxError
+from gspo_agent.sandbox.channel import Channel, JobLost
+from gspo_agent.sandbox.forkserver import ForkServer
+from gspo_agent.sandbox.inside import data
+from gspo_agent.sandbox.limits import SandboxLimits
+from gspo_agent.sandbox.results import CallResult, RunResult
+from gspo_agent.sandbox.session import Session
+
+Backend = Literal["auto", "ns"]
+Result = TypeVar("Result", RunResult, CallResult)
+_DEFAULT = SandboxLimits()
+_ATTEMPTS = 2
+
+
+class Sandbox:
+    """Isolated execution of untrusted Python.
+
+    Covered: the network, the host's files and processes, other jobs, privileges, and the limits of SandboxLimits; when
+    a result is there, no process of its run is left. Not covered: bugs of the kernel, side channels, and what code
+    learns about the machine from its own CPU. Nothing is ever run without isolation.
+
+    Waiting for a turn (about two jobs per processor run at once; idle sessions are not counted) uses up no limit.
+
+        sandbox = await Sandbox.open()
+        result = await sandbox.run("print(input()[::-1])", stdin="abc")
+    """
+
+    def __init__(self, backend: Backend = "auto", *, max_running: int | None = None) -> None:
+        """Starts nothing; the first job does. `max_running`: jobs at once, None: two per processor."""
+        if backend not in ("auto", "ns"):
+            raise ConfigError(f"unknown sandbox backend {backend!r}; known are 'auto' and 'ns'")
+        self._max_running = max_running or 2 * len(os.sched_getaffinity(0))
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._turns = weakref.WeakKeyDictionary()
+        self._server: ForkServer | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, backend: Backend = "auto", *, max_running: int | None = None) -> Self:
+        """A sandbox whose isolation has been proven; SandboxError names the failed probe and the remedy."""
+        sandbox = cls(backend, max_running=max_running)
+        sandbox.server()
+        return sandbox
+
+    def server(self) -> ForkServer:
+        """The fork server, started (again) when there is none; takes about 0.1 s then."""
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+        with self._starting:
+            if self._server is None or not self._server.alive:
+                if self._server is not None:
+                    self._server.close()
+                self._server = ForkServer()
+            return self._server
+
+    @property
+    def turns(self) -> asyncio.Semaphore:
+        """Bounds the jobs that run at once, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        return self._turns.setdefault(loop, asyncio.Semaphore(self._max_running))
+
+    async def run(self, code: str, *, stdin: bytes | str = b"", limits: SandboxLimits = _DEFAULT) -> RunResult:
+        """Runs `code` as a program of its own, to its end or to a limit."""
+        return (await self.run_many(code, [stdin], limits=limits))[0]
+
+    async def run_many(
+        self,
+        code: str,
+        stdins: Sequence[bytes | str],
+        *,
+        limits: SandboxLimits = _DEFAULT,
+        stop: Callable[[RunResult], bool] | None = None,
+    ) -> list[RunResult]:
+        """Runs one program on many inputs, in a fresh process (and on a fresh disk) for each.
+
+        `stop` sees each result as it comes; once it returns True, the remaining inputs are left out of the list.
+        """
+        inputs = [_bytes(stdin) for stdin in stdins]
+        return await self._job({"kind": "run"}, code, inputs, limits, _run_result, _LOST_RUN, stop)
+
+    async def call_many(
+        self,
+        code: str,
+        function: str,
+        args_list: Iterable[Sequence[Any]],
+        *,
+        cls: str | None = None,
+        limits: SandboxLimits = _DEFAULT,
+        stop: Callable[[CallResult], bool] | None = None,
+    ) -> list[CallResult]:
+        """Calls `function` (of a new object of class `cls` each time) with each list of arguments.
+
+        Arguments and results are plain data (see `inside.data`). One process serves all calls until it dies; limits
+        are those of one call. TypeError when an argument is not plain data.
+        """
+        inputs = [data.dumps(list(args)) for args in args_list]
+        request = {"kind": "call", "function": function, "cls": cls}
+        return await self._job(request, code, inputs, limits, _call_result, _LOST_CALL, stop)
+
+    async def session(self, limits: SandboxLimits = _DEFAULT) -> Session:
+        """A persistent interpreter; `limits` hold for each cell, those of disk and processes for all of it."""
+        return await Session.open(self, limits)
+
+    async def close(self) -> None:
+        """Ends the fork server and every job and session in it."""
+        self.close_now()
+
+    def close_now(self) -> None:
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _job(
+        self,
+        request: dict[str, Any],
+        code: str,
+        inputs: list[bytes],
+        limits: SandboxLimits,
+        parse: Callable[[dict[str, Any], list[bytes]], Result],
+        lost: Result,
+        stop: Callable[[Result], bool] | None,
+    ) -> list[Result]:
+        """One result for each input. What a dying fork server took with it is tried once more, then it is `lost`."""
+        header = {**request, "limits": limits.as_dict()}
+        source = code.encode("utf-8", "surrogatepass")
+        results: list[Result] = []
+        for _ in range(_ATTEMPTS):
+            async with self.turns:
+                try:
+                    with Channel(self.server().spawn()) as channel:
+                        await channel.send(header, source, *inputs[len(results) :])
+                        while len(results) < len(inputs):
+                            answer, blobs = await channel.receive(_patience(limits))
+                            if answer["status"] == "infra_error":
+                                break
+                            results.append(parse(answer, blobs))
+                            if stop and stop(results[-1]):
+                                return results
+                except JobLost:
+                    pass
+            if len(results) == len(inputs):
+                return results
+        return results + [lost] * (len(inputs) - len(results))
+
+
+def _patience(limits: SandboxLimits) -> float:
+    """Seconds for one answer before a job counts as lost: the supervisor stops it at four wall limits at the latest."""
+    return 5 * limits.wall_s + 60
+
+
+def _bytes(stdin: bytes | str) -> bytes:
+    return stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin
+
+
+def _run_result(header: dict[str, Any], blobs: list[bytes]) -> RunResult:
+    stdout, stderr = blobs
+    return RunResult(stdout, stderr, header["status"], header["cpu_s"], header["wall_s"], header["exit_code"])
+
+
+def _call_result(header: dict[str, Any], blobs: list[bytes]) -> CallResult:
+    """The answer is the word of untrusted code: whatever is not exactly an answer is a runtime error of that code."""
+    status, value, error = header["status"], None, ""
+    if status == "ok":
+        try:
+            said = json.loads(blobs[0])
+            if "value" in said:
+                value = data.decode(said["value"])
+            else:
+                status = said["status"] if said["status"] in ("compile_error", "memory_limit") else "runtime_error"
+                error = str(said["error"])
+        except (ValueError, KeyError, TypeError, RecursionError) as problem:
+            status, error = "runtime_error", f"unreadable answer: {problem}"
+    return CallResult(status, value, error, header["cpu_s"], header["wall_s"])
+
+
+_LOST_RUN = RunResult(b"", b"", "infra_error", 0.0, 0.0, None)
+_LOST_CALL = CallResult("infra_error", None, "the job was lost", 0.0, 0.0)
+
+_shared: Sandbox | None = None
+_sharing = threading.Lock()
+
+
+def shared_sandbox() -> Sandbox:
+    """The process's own sandbox, started at its first job and closed at exit."""
+    global _shared
+    with _sharing:
+        if _shared is None or _shared._closed:
+            _shared = Sandbox()
+            atexit.register(_shared.close_now)
+        return _shared
