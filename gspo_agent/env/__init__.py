@@ -4,6 +4,7 @@ Importing this registers the installed environments with Gymnasium, so that `gym
 """
 
 from gspo_agent.env.calls import call_id
+from gspo_agent.env.check import check_env
 from gspo_agent.env.contract import CallLog, CallMeta, Env, StateLevel
 from gspo_agent.env.loading import EnvFactory, load_env, register_entry_points
 from gspo_agent.env.tool_env import ToolEnv
@@ -20,6 +21,7 @@ __all__ = [
     "Tool",
     "ToolEnv",
     "call_id",
+    "check_env",
     "load_env",
     "tool",
 ]

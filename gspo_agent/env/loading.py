@@ -64,7 +64,7 @@ class EnvFactory:
 
     def __init__(self, config: EnvConfig, env: type[Any] | Callable[..., Any] | None = None) -> None:
         self.config = config
-        self._make = load_env(config.id) if env is None else env
+        self._make: Callable[..., Any] = load_env(config.id) if env is None else env
         kind: Any = self._make.func if isinstance(self._make, functools.partial) else self._make
         self.env_type: type[Any] | None = kind if inspect.isclass(kind) else None
         """The class, where there is one; a Gymnasium id with wrappers, or a function, has none."""

@@ -74,6 +74,8 @@ class ToolEnv(Env):
     """Why the level fell to "none": the attribute that has no JSON form."""
     shared: Any
     """What `open_shared` returned."""
+    metrics: dict[str, float]
+    """Numbers to show beside the reward, filled by hooks and tools; empty at each reset, and part of the state."""
 
     __episode: _Episode
     _pairs = (("reset", "areset"), ("step", "astep"))
@@ -116,6 +118,7 @@ class ToolEnv(Env):
         self = super().__new__(cls, *args, **kwargs)
         self.state_problem = None
         self.shared = None
+        self.metrics = {}
         self.__episode = _Episode()
         return self
 
@@ -149,7 +152,7 @@ class ToolEnv(Env):
             # Copies, because a tool may change what setup took from the task, and a group's episodes share it.
             task = copy.deepcopy(dict(self.sample_task() if given is None else given))
         self.__episode = episode = _Episode(self.__episode.shared, self.__episode.initial, copy.deepcopy(task))
-        episode.open = True
+        episode.open, self.metrics = True, {}
         await self._hook("setup", task)
         messages = self._conversation(await self._hook("prompt", task))
         self._use(await self._hook("tools"))
@@ -315,11 +318,13 @@ class ToolEnv(Env):
         self.__episode.shared = shared
 
     async def _end(self, text: str) -> tuple[float, dict[str, Any]]:
-        episode = self.__episode
-        score = await self._hook("score", copy.deepcopy(episode.task), text)
-        reward, components = weigh(score, self.reward_weights, type(self).__name__)
-        episode.done = True
-        return reward, {"components": components}
+        reward, components = await self._score(text)
+        self.__episode.done = True
+        return reward, {"components": components, **({"metrics": dict(self.metrics)} if self.metrics else {})}
+
+    async def _score(self, text: str) -> tuple[float, dict[str, float]]:
+        score = await self._hook("score", copy.deepcopy(self.__episode.task), text)
+        return weigh(score, self.reward_weights, type(self).__name__)
 
     def _conversation(self, prompt: Any) -> list[Message]:
         messages = [user(prompt)] if isinstance(prompt, str) else list(prompt) if isinstance(prompt, list) else []
@@ -347,4 +352,4 @@ def _quietly(hook: Callable[[], Any]) -> None:
         hook()
 
 
-ToolEnv._framework = frozenset(vars(ToolEnv())) | {"_np_random", "_np_random_seed", "spec", "state_level"}
+ToolEnv._framework = frozenset(vars(ToolEnv())) - {"metrics"} | {"_np_random", "_np_random_seed", "spec", "state_level"}

@@ -1,0 +1,118 @@
+"""What can be said of an environment without an episode: its hooks, tools, tasks and demonstrations."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from gspo_agent.env.contract import Env
+from gspo_agent.env.spaces import is_message
+from gspo_agent.env.state import NotEncodable, encode
+from gspo_agent.env.tool_env import ToolEnv
+from gspo_agent.errors import ToolError
+from gspo_agent.messages import Message
+from gspo_agent.tools import Tool
+
+Breach = tuple[str, str]
+"""Place, and what is wrong there."""
+
+_LEVELS = ("state", "handle", "replay", "none")
+_ARGUMENTS = {"prompt": "task", "score": "task, answer"}
+
+
+def no_json(value: Any) -> str:
+    """Why `value` would not come back from JSON as it was; "" where it would."""
+    try:
+        encode(value)
+        same = json.loads(json.dumps(value, allow_nan=False)) == value
+    except (NotEncodable, TypeError, ValueError) as error:
+        return str(error)
+    return "" if same else "it changes on the way (a tuple, or a key that is no text)"
+
+
+def _hooks(kind: type[Env]) -> Iterator[Breach]:
+    if kind.metadata.get("render_modes") is None:
+        yield "metadata", 'lacks "render_modes"; write metadata = {"render_modes": []}'
+    if kind.state_level not in _LEVELS:
+        yield "state_level", f"{kind.state_level!r} is none of {', '.join(_LEVELS)}"
+    base = ToolEnv if issubclass(kind, ToolEnv) else Env
+    halves = [getattr(kind, name) is not getattr(base, name) for name in ("get_state", "set_state")]
+    if any(halves) and not all(halves):
+        yield "state", "get_state and set_state belong together; one of them is not overridden"
+    if issubclass(kind, ToolEnv):
+        for hook in ("prompt", "score"):
+            if kind.astep is ToolEnv.astep and getattr(kind, hook) is getattr(ToolEnv, hook):
+                yield hook, f"is missing; write def {hook}(self, {_ARGUMENTS[hook]})"
+    else:
+        for name in ("reset", "step"):
+            if getattr(kind, f"a{name}") is getattr(Env, f"a{name}"):
+                yield name, f"neither {name} nor a{name} is overridden"
+
+
+def _tools(kind: type[Env]) -> Iterator[Breach]:
+    for tool in _declared(kind).values():
+        place = f"tool {tool.name}"
+        try:
+            description = tool.schema["function"]["description"]
+        except TypeError as error:
+            yield place, str(error).removeprefix(f"{place}: ")
+            continue
+        if not description:
+            yield place, "has no docstring; the model reads it"
+        if tool.final and tool.parallel:
+            yield place, "is final and parallel; a final tool ends the episode, so nothing can run beside it"
+
+
+def _tasks(kind: type[Env]) -> Iterator[Breach]:
+    given = kind.tasks("train")
+    for number, task in enumerate(islice(given, 3) if given is not None else ()):
+        if not isinstance(task, dict):
+            yield "tasks", f"row {number} of 'train' is a {type(task).__name__}, not a dict"
+        elif problem := no_json(task):
+            yield "tasks", f"row {number} of 'train' is not JSON: {problem}"
+    if isinstance(given, Sequence) and not len(given):
+        yield "tasks", "'train' is empty"
+
+
+def _demonstrations(kind: type[Env]) -> Iterator[Breach]:
+    give = kind.demonstration
+    if getattr(give, "__func__", give) is vars(Env)["demonstration"].__func__:
+        return
+    for progress in (0.0, 0.5, 1.0):
+        messages, schemas = give(random.Random(0), progress)
+        if not messages or not all(map(is_message, messages)):
+            yield "demonstration", f"gave no list of messages at progress {progress}"
+            continue
+        if messages[-1]["role"] != "assistant":
+            yield "demonstration", f"does not end with an assistant message at progress {progress}"
+        for problem in _wrong_calls(_declared(kind), messages, schemas):
+            yield "demonstration", problem
+
+
+def _wrong_calls(declared: Mapping[str, Tool], messages: list[Message], schemas: list[dict[str, Any]]) -> Iterator[str]:
+    names = {schema["function"]["name"] for schema in schemas}
+    for made in (made for message in messages for made in message.get("tool_calls") or []):
+        name = made["function"]["name"]
+        if name not in names:
+            yield f"calls {name!r}, which its schemas do not have"
+        elif name in declared:
+            try:
+                declared[name].validate(made["function"]["arguments"])
+            except ToolError as error:
+                yield str(error)
+
+
+def _declared(kind: type[Env]) -> Mapping[str, Tool]:
+    return kind._declared if issubclass(kind, ToolEnv) else {}
+
+
+CLASS_CHECKS: dict[str, Callable[[type[Env]], Iterator[Breach]]] = {
+    "hooks": _hooks,
+    "tools": _tools,
+    "tasks": _tasks,
+    "demonstration": _demonstrations,
+}
+"""Where an exception of the check itself is reported -> the check."""
