@@ -52,11 +52,23 @@ class Weights:
 class Engine(Protocol):
     """A source of tokens. All coroutines run on one event loop; `generate` is called for many requests at once."""
 
-    name: str
-    """The author of the segments it makes."""
-    weight_version: int
-    vocab_size: int
-    context_tokens: int
+    @property
+    def name(self) -> str:
+        """The author of the segments it makes."""
+        ...
+
+    @property
+    def weight_version(self) -> int:
+        """Of the weights that sample now."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens that prompt and completion may have together."""
+        ...
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
         """Continues `token_ids`. Waits while the engine is paused. Raises EngineError, never returns a guess."""

@@ -53,7 +53,7 @@ def draw(path: Path, steps: Sequence[Point], held_out: Sequence[Point], title: s
     if names:
         below.legend(fontsize=8, loc="upper right", ncols=len(names))
     below.set_ylim(-0.02, 1.02)
-    below.set_ylabel("episodes clipped")
+    below.set_ylabel("share of tokens clipped")
     below.set_xlabel("training step")
     below.grid(alpha=0.3)
     temporary = path.with_name(path.name + ".tmp")
