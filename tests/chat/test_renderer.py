@@ -110,6 +110,14 @@ def test_schemas_and_prompts_cannot_smuggle_special_tokens(chat: RendererChat) -
     assert special(HOSTILE) == special("x")
 
 
+def test_thinking_that_the_prompt_opened_is_closed(chat: RendererChat) -> None:
+    opened = chat.open([user("hi")], TOOLS) + chat.tokenizer.encode("<think>\n")
+    tail = chat.extend(opened + sampled(chat, "hm"), len(opened), [user("ok")], TOOLS)
+    assert tail is not None
+    assert chat.tokenizer.decode(tail) == "</think><|im_end|>" + NEXT
+    assert chat.extend(opened + sampled(chat, "hm<|im_end|>"), len(opened), [user("ok")], TOOLS) is None
+
+
 @settings(max_examples=30)
 @given(messages=conversations())
 def test_a_short_prompt_bridges_as_the_whole_one_does(chat: RendererChat, messages: list[Message]) -> None:

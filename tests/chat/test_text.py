@@ -46,6 +46,14 @@ def test_markup_around_a_text_cannot_complete_it(chat: RendererChat, before: str
     assert [i for i in ids if i in control] == special
 
 
+@pytest.mark.parametrize("token", TOKENS)
+def test_half_a_special_token_is_not_completed_by_the_other_half(chat: RendererChat, token: str) -> None:
+    tokenizer = chat.tokenizer
+    for cut in range(1, len(token)):
+        for text in (tokenizer.guard(token[:cut]) + token[cut:], token[:cut] + tokenizer.guard(token[cut:])):
+            assert tokenizer.control_ids[token] not in tokenizer.encode(text)
+
+
 @given(text=FRAGMENTS)
 def test_markup_is_tokenised_as_the_tokenizer_does_it(chat: RendererChat, text: str) -> None:
     text = text.replace("\ufdd0", "")
