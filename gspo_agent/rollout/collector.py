@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gspo_agent import errors
-from gspo_agent.chat import Chat
 from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import Env, EnvFactory
@@ -26,6 +25,8 @@ from gspo_agent.rollout.restore import rebuild
 from gspo_agent.trajectory import Status
 
 if TYPE_CHECKING:
+    # At run time it would bring transformers along.
+    from gspo_agent.chat import Chat
     from gspo_agent.tasks import TaskSource
 
 _log = logging.getLogger(__name__)

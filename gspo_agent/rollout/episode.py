@@ -8,9 +8,8 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gspo_agent.chat import Chat
 from gspo_agent.config import Limits
 from gspo_agent.engine.base import Completion, Engine, Sampling
 from gspo_agent.env import Env
@@ -20,6 +19,10 @@ from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled
 from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
 from gspo_agent.rollout.state import SAME, Same, State
 from gspo_agent.trajectory import Segment, Status, Trajectory
+
+if TYPE_CHECKING:
+    # At run time it would bring transformers along.
+    from gspo_agent.chat import Chat
 
 _EMPTY_REPLY_PAUSE = 0.05  # seconds before a request that was cut before its first token is sent again
 

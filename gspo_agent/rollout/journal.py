@@ -128,7 +128,7 @@ class Journal:
         if self._closed:
             return
         self._closed = True
-        self._jobs.put(_Job(function=lambda connection: lock.end_life(connection, self.life), full=True))
+        self._jobs.put(_Job(function=lambda connection: lock.end_life(connection, self.life)))
         self._jobs.put(None)
         self._hurry.set()
         self._writer.join()

@@ -52,6 +52,8 @@ class ScriptedEngine:
         """Absolute positions before which a request is cut, once each per request that reaches them."""
         self.hold_at: int | None = None
         """Absolute position at which every request waits until it is aborted or this is None again."""
+        self.held: set[str] = set()
+        """Ids of the requests that wait at `hold_at`."""
         self.fail_next = 0
         """How many of the next requests raise EngineError."""
         self._answer, self._mark, self._chunk, self._delay = answer, turn_mark, chunk, delay
@@ -72,6 +74,7 @@ class ScriptedEngine:
         finally:
             self._live.discard(request_id)
             self._aborted.discard(request_id)
+            self.held.discard(request_id)
         self.requests.append((request_id, len(token_ids), sum(map(len, completion.segments))))
         return completion
 
@@ -103,8 +106,10 @@ class ScriptedEngine:
             if request_id in self._aborted or (done and position in self.cut_at):
                 return Completion(tuple(segments), "abort")
             if self.hold_at is not None and position >= self.hold_at:
+                self.held.add(request_id)
                 await asyncio.sleep(0.001)
                 continue
+            self.held.discard(request_id)
             size = min(self._chunk, len(rest) - done)
             limits = [p - position for p in (*self.cut_at, *([] if self.hold_at is None else [self.hold_at]))]
             size = min([size, *(limit for limit in limits if limit > 0)])

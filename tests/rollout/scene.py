@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import orjson
+
 from gspo_agent.config import EnvConfig, Limits, RolloutConfig
 from gspo_agent.env import Env, EnvFactory, ToolEnv, tool
 from gspo_agent.messages import Message, call, user
+from gspo_agent.rollout import schema
 from gspo_agent.rollout.collector import Collector, Source
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger
@@ -81,7 +85,7 @@ def shopper(prompt: Sequence[int], seed: int) -> list[int]:
     turn = sum(token == ByteChat.ASSISTANT for token in prompt) - 1
     draw = random.Random(seed * 1000 + turn)
     if turn < 2:
-        return CHAT.turn("let me see " * draw.randint(0, 3), call("add", number=draw.randint(0, 6)))
+        return CHAT.turn("hm " * draw.randint(0, 3), call("add", number=draw.randint(0, 6)))
     return CHAT.turn(f"it is {draw.randint(0, 9)}")
 
 
@@ -133,3 +137,26 @@ def view(trajectory: Any, versions: bool = False) -> Any:
     ]
     rewards = [(r.turn, r.value, dict(r.components)) for r in trajectory.rewards]
     return rows, rewards, trajectory.messages, trajectory.status, trajectory.stop_reason, trajectory.seed
+
+
+async def play_to_the_end(run: Run, step: int = 1, num_groups: int = 1) -> list[Any]:
+    """Starts the collector, takes one lease and stops."""
+    await run.collector.start(step - 1)
+    try:
+        lease = await run.collector.lease(num_groups, step=step)
+    finally:
+        await run.collector.stop()
+    return [trajectory for group in lease.groups for trajectory in group.trajectories]
+
+
+def sampled_again(path: Path) -> list[str]:
+    """Every place where a slot holds a token for a position that was journaled before."""
+    breaches = []
+    ends: dict[int, int] = {}
+    with closing(schema.read_only(path)) as connection:
+        query = "SELECT slot, kind, data, length(token_ids) / 4 FROM events ORDER BY id"
+        for slot, kind, data, length in connection.execute(query):
+            if kind == "sampled" and orjson.loads(data)[1] != ends.get(slot, 0):
+                breaches.append(f"slot {slot}: position {orjson.loads(data)[1]} after {ends.get(slot, 0)}")
+            ends[slot] = ends.get(slot, 0) + (length or 0)
+    return breaches

@@ -1,0 +1,317 @@
+"""The agent loop: the same episode however it is cut, and one typed reason for every end."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_agent.config import Limits, RolloutConfig
+from gspo_agent.engine.base import Completion, Sampling, Weights
+from gspo_agent.env import Env, ToolEnv, tool
+from gspo_agent.errors import EnvError
+from gspo_agent.messages import Message, call, user
+from gspo_agent.rollout.episode import run_episode
+from gspo_agent.rollout.recorder import Recorder
+from gspo_agent.testing import ByteChat, ScriptedEngine
+from gspo_agent.trajectory import Status, Trajectory, weight_version
+from tests.rollout.scene import CHAT, Guess, Run, Shop, guesser, play_to_the_end, sampled_again, shopper, view
+
+ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, journal_tokens=7, filter_zero_variance=False)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def _at_rest(run: Run) -> bool:
+    """Every episode is over or waits where the engine holds it."""
+    progress = run.collector.progress()
+    return bool(progress.ready_groups) or 0 < progress.in_flight == len(run.engine.held)
+
+
+def new_weights(version: int) -> Weights:
+    return Weights(version, None, lambda: ())
+
+
+@pytest.mark.parametrize(("env", "answer"), [(Shop, shopper), (Guess, guesser)])
+async def test_interruption_at_any_token_changes_only_weight_versions(
+    fast_path: Path, env: type[Env], answer: Any
+) -> None:
+    """Cut at every token: stopped in good order, or killed (a copy of the files at that moment is what a kill leaves);
+    each goes on in a new process's place, under new weights."""
+    with Run(fast_path / "whole" / "journal.sqlite", env, ONE, engine=ScriptedEngine(answer)) as run:
+        whole = await play_to_the_end(run)
+    positions = {int(position) for t in whole for row in t.rows() for position in row.sampled.nonzero()[0]}
+    versions = set()
+    for position in sorted(positions):
+        path = fast_path / f"{position}" / "journal.sqlite"
+        engine = ScriptedEngine(answer)
+        engine.hold_at = position
+        with Run(path, env, ONE, engine=engine) as run:
+            await run.collector.start(0)
+            await until(lambda run=run: _at_rest(run))
+            await run.journal.transact(lambda connection: None)
+            shutil.copytree(path.parent, fast_path / f"{position}-killed")
+            await run.collector.stop()
+        for place in (path, fast_path / f"{position}-killed" / "journal.sqlite"):
+            again = ScriptedEngine(answer, weight_version=weight_version(2, 0))
+            with Run(place, env, ONE, engine=again) as run:
+                resumed = await play_to_the_end(run)
+            assert [view(t) for t in resumed] == [view(t) for t in whole], (position, place)
+            assert not sampled_again(place)
+            versions |= {v for t in resumed for row in t.rows() for v in row.weight_versions.tolist()}
+        shutil.rmtree(path.parent)
+        shutil.rmtree(fast_path / f"{position}-killed")
+    assert versions == {-1, 0, weight_version(2, 0)}
+
+
+async def test_cuts_in_the_same_process_change_nothing() -> None:
+    """The engine cuts every request at every position: each comes back with one token or none."""
+
+    async def play(engine: ScriptedEngine, journal_tokens: int) -> Trajectory:
+        trajectory = Trajectory(1, 0, 0, seed=5)
+        return await run_episode(
+            trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 1, "b": 2}, limits=Limits(),
+            journal_tokens=journal_tokens,
+        )  # fmt: skip
+
+    whole = await play(ScriptedEngine(shopper), 1000)
+    engine = ScriptedEngine(shopper)
+    engine.cut_at = set(range(10_000))
+    assert view(await play(engine, 1000), versions=True) == view(whole, versions=True)
+    assert len(engine.requests) == whole.num_sampled > 10
+    bounded = ScriptedEngine(shopper)
+    assert view(await play(bounded, 3), versions=True) == view(whole, versions=True)
+    assert max(delivered for _, _, delivered in bounded.requests) == 3
+
+
+async def test_one_turn_may_hold_several_versions() -> None:
+    engine = ScriptedEngine(shopper, chunk=2, weight_version=3)
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    playing = asyncio.create_task(
+        run_episode(trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 1, "b": 2}, limits=Limits())
+    )
+    while not playing.done():
+        await asyncio.sleep(0)
+        await engine.update_weights(new_weights(engine.weight_version + 1))
+    versions = [s.weight_version for s in trajectory.segments if s.sampled and s.turn == 0]
+    assert len(versions) > 3
+    assert versions == sorted(versions)
+    assert trajectory.num_sampled == sum(delivered for *_, delivered in engine.requests)
+
+
+def talker(prompt: Sequence[int], seed: int) -> list[int]:
+    return CHAT.turn("x" * 30, call("add", number=1))
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "sampled"),
+    [
+        ({"turns": 2}, "turns", 152),
+        ({"turn_tokens": 40}, "turn_tokens", 40),
+        ({"turn_tokens": 76, "turns": 3}, "turns", 228),
+        ({"episode_tokens": 100}, "episode_tokens", 100),
+        ({"context_tokens": 480}, "context_tokens", None),
+        ({"tool_calls": 2}, "tool_calls", 228),
+        ({"wall": 1e-9}, "wall", 0),
+    ],
+)
+@pytest.mark.parametrize("journal_tokens", [1, 13, 1000])
+async def test_every_limit_truncates_with_its_own_reason_and_is_scored(
+    limits: dict[str, Any], reason: str, sampled: int | None, journal_tokens: int
+) -> None:
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    engine = ScriptedEngine(talker)
+    await run_episode(
+        trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 0, "b": 0},
+        limits=Limits(**{"turn_tokens": 1000, **limits}), journal_tokens=journal_tokens,
+    )  # fmt: skip
+    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, reason)
+    assert set(trajectory.rewards[-1].components) == {"right", "said"}
+    if sampled is not None:
+        assert trajectory.num_sampled == sampled
+    if reason == "context_tokens":
+        assert trajectory.num_tokens - (0 if trajectory.segments[-1].sampled else len(trajectory.segments[-1])) <= 480
+
+
+async def test_the_engine_is_never_asked_for_more_than_the_context_holds() -> None:
+    class Watched(ScriptedEngine):
+        asked = 0
+
+        async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
+            self.asked = max(self.asked, len(token_ids) + sampling.max_new_tokens)
+            return await super().generate(token_ids, sampling, request_id=request_id)
+
+    engine = Watched(talker, context_tokens=500)
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 0, "b": 0}, limits=Limits())
+    assert trajectory.stop_reason == "context_tokens"
+    assert engine.asked <= 500
+
+
+async def test_a_turn_without_a_bridge_is_truncated_and_scored() -> None:
+    def unclosed(prompt: Sequence[int], seed: int) -> list[int]:
+        return [*b"a", ByteChat.CALL, *b'{"name": "add", "arguments": {"number": 1}}', ByteChat.CALL_END, 0]
+
+    class StopsAtZero(ByteChat):
+        stop_token_ids = (0,)
+
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Shop(), chat=StopsAtZero(), engine=ScriptedEngine(unclosed), task={"a": 1, "b": 0},
+        limits=Limits(),
+    )  # fmt: skip
+    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, "unclosed_turn")
+    assert trajectory.messages[-1]["role"] == "tool"
+    assert trajectory.segments[-1].sampled
+    assert trajectory.rewards
+
+
+@pytest.mark.parametrize("finish", ["length", "abort"])
+async def test_a_stop_token_ends_the_turn_whatever_the_engine_says(finish: Any) -> None:
+    class Late(ScriptedEngine):
+        async def _generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+            completion = await super()._generate(token_ids, sampling, request_id)
+            return Completion(completion.segments, finish)
+
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Shop(), chat=CHAT, engine=Late(shopper), task={"a": 1, "b": 2}, limits=Limits()
+    )
+    assert trajectory.status is Status.TERMINATED
+
+
+class Broken(ToolEnv):
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "go"
+
+    @tool
+    async def add(self, number: int) -> str:
+        """Adds."""
+        raise EnvError("the till is on fire")
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return float("nan")
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [(talker, "EnvError: the till is on fire"), (lambda p, s: CHAT.turn("done"), "Unscored: Broken.score")],
+)
+async def test_a_fault_of_the_environment_fails_the_episode_and_names_the_cause(answer: Any, cause: str) -> None:
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Broken(), chat=CHAT, engine=ScriptedEngine(answer), task={}, limits=Limits()
+    )
+    assert trajectory.status is Status.FAILED
+    assert trajectory.stop_reason is not None
+    assert trajectory.stop_reason.startswith(cause)
+    assert not trajectory.rewards
+
+
+async def test_an_engine_that_fails_or_says_nothing_fails_the_episode() -> None:
+    class Silent(ScriptedEngine):
+        async def _generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+            return Completion((), "stop")
+
+    failing = ScriptedEngine(shopper)
+    failing.fail_next = 1
+    for engine, cause in ((failing, "scripted failure"), (Silent(shopper), "sampled nothing")):
+        trajectory = Trajectory(1, 0, 0, seed=5)
+        await run_episode(trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 1, "b": 2}, limits=Limits())
+        assert trajectory.status is Status.FAILED
+        assert cause in str(trajectory.stop_reason)
+
+
+async def test_the_wall_limit_ends_a_tool_and_a_request_that_hang() -> None:
+    class Slow(ToolEnv):
+        def prompt(self, task: dict[str, Any]) -> str:
+            return "go"
+
+        @tool
+        async def add(self, number: int) -> str:
+            """Adds."""
+            await asyncio.sleep(3600)
+            return ""
+
+        def score(self, task: dict[str, Any], answer: str) -> float:
+            return 0.5
+
+    hung = ScriptedEngine(talker)
+    hung.hold_at = 20
+    for engine, sampled in ((ScriptedEngine(talker), 76), (hung, None)):
+        trajectory = Trajectory(1, 0, 0, seed=5)
+        await run_episode(
+            trajectory, env=Slow(), chat=CHAT, engine=engine, task={}, limits=Limits(wall=0.1), renew=Slow
+        )
+        assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, "wall")
+        assert trajectory.reward == 0.5
+        assert sampled is None or trajectory.num_sampled == sampled
+
+
+async def test_a_tool_past_its_deadline_leaves_a_fresh_instance_at_the_last_state() -> None:
+    import time
+
+    made: list[Env] = []
+
+    class Stuck(ToolEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def setup(self, task: dict[str, Any]) -> None:
+            self.done: list[str] = []
+
+        def prompt(self, task: dict[str, Any]) -> str:
+            return "go"
+
+        @tool(timeout=0.05)
+        def add(self, number: int) -> str:
+            """Adds."""
+            if number == 2:
+                time.sleep(0.5)
+            self.done.append(str(number))
+            return "fine"
+
+        def score(self, task: dict[str, Any], answer: str) -> float:
+            return float(self.done == ["1", "3"])
+
+    def three(prompt: Sequence[int], seed: int) -> list[int]:
+        turn = sum(token == ByteChat.ASSISTANT for token in prompt)
+        return CHAT.turn("", call("add", number=turn)) if turn < 4 else CHAT.turn("done")
+
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Stuck(), chat=CHAT, engine=ScriptedEngine(three), task={}, limits=Limits(), renew=Stuck
+    )
+    assert [m.get("outcome") for m in trajectory.messages if m["role"] == "tool"] == ["ok", "timeout", "ok"]
+    assert trajectory.reward == 1.0
+    assert len(made) == 2
+
+
+async def test_no_request_id_is_a_prefix_of_another() -> None:
+    recorders = [Recorder(Trajectory(group, index, 0, seed=0)) for group in (1, 10, 11) for index in (0, 1, 10)]
+    ids = [recorder.next_request() for recorder in recorders for _ in range(12)]
+    assert len(set(ids)) == len(ids)
+    assert not [(a, b) for a in ids for b in ids if a != b and b.startswith(a)]
+
+
+async def test_a_step_that_says_nothing_and_does_not_end_is_an_error() -> None:
+    class Mute(Env):
+        async def areset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+            await super().areset(seed=seed)
+            return [user("go")], {}
+
+        async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+            return [], 0.0, False, False, {}
+
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(trajectory, env=Mute(), chat=CHAT, engine=ScriptedEngine(talker), task={}, limits=Limits())
+    assert "returned no message" in str(trajectory.stop_reason)
