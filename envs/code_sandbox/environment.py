@@ -1,0 +1,127 @@
+"""CodeSandbox: write a program, run the visible tests, hand it in; hidden tests decide."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.code_sandbox.compositions import Compositions, compositions, demonstration
+from envs.code_sandbox.feedback import explain
+from gspo_agent.env import ToolEnv, tool
+from gspo_agent.env.contract import StepResult
+from gspo_agent.errors import EnvError, ToolError, Unscored
+from gspo_agent.messages import Message
+from gspo_agent.sandbox import SandboxLimits
+from rewards.unit_tests import Verdict, judge
+
+_DEFAULT_TIME_LIMIT = 5.0
+
+
+class CodeSandbox(ToolEnv):
+    """A programming task with visible and hidden unit tests; the program runs in the sandbox only.
+
+    A task is {"prompt", "kind": "stdio" | "call", "entry_point", "public_tests", "hidden_tests", "time_limit"}. Tests
+    are {"stdin", "stdout"} or {"args", "expected"}; "entry_point" names the function of a "call" task, "time_limit" is
+    CPU seconds for each test. The score is 1 when the program that was written last passes every hidden test, which
+    no message, tool result or exception shows; of them only inputs enter the sandbox. A message without a tool call
+    hands the program in.
+    """
+
+    logs_calls = True
+
+    def setup(self, task: dict[str, Any]) -> None:
+        _check(task)
+        self.visible = {key: value for key, value in task.items() if key != "hidden_tests"}
+        self.code: str | None = None
+        self.passing: bool | None = None
+        """Of the program that was written last; None: its visible tests were not run."""
+        self.test_runs = self.rewrites = 0
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return str(task["prompt"])
+
+    @tool
+    def write(self, code: str) -> str:
+        """Write the whole program."""
+        self.rewrites += self.passing is False
+        self.code, self.passing = code, None
+        return "written"
+
+    @tool(idempotent=True)
+    async def test(self) -> str:
+        """Run the visible tests."""
+        if self.code is None:
+            raise ToolError("nothing is written yet; call write first")
+        tests = self.visible["public_tests"]
+        verdict = await _judge(self.code, self.visible, tests)
+        self.test_runs += 1
+        self.passing = verdict.verdict == "pass"
+        if self.passing:
+            return "passed"
+        failed = len(verdict.tests) - 1
+        return explain(self.visible, tests[failed], verdict.tests[failed])
+
+    async def score(self, task: dict[str, Any], answer: str) -> dict[str, float]:
+        if self.code is None:
+            return {"passed": 0.0}
+        verdict = await _judge(self.code, task, task["hidden_tests"])
+        return {"passed": float(verdict.verdict == "pass")}
+
+    async def astep(self, action: Message) -> StepResult:
+        messages, reward, terminated, truncated, info = await super().astep(action)
+        return messages, reward, terminated, truncated, self._with_metrics(info) if terminated else info
+
+    async def afinish(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+        reward, info = await super().afinish(stop_reason)
+        return reward, self._with_metrics(info)
+
+    def _with_metrics(self, info: dict[str, Any]) -> dict[str, Any]:
+        metrics = {
+            "tested": float(self.test_runs > 0),
+            "tested_before_finish": float(self.passing is not None),
+            "finished_on_passed": float(self.passing is True),
+            "test_runs": float(self.test_runs),
+            "rewrites": float(self.rewrites),
+        }
+        return {**info, "metrics": metrics}
+
+    @classmethod
+    def tasks(cls, split: str, **options: Any) -> Compositions:
+        """Procedural ones, made as they are asked for; no composition of one split occurs in the other."""
+        return Compositions(split)
+
+    @classmethod
+    def demonstration(
+        cls, rng: random.Random, progress: float, **options: Any
+    ) -> tuple[list[Message], list[dict[str, Any]]]:
+        """Training compositions, worked out with and without testing; see `compositions.demonstration`."""
+        messages = demonstration(rng, progress, compositions("train"))
+        return messages, [cls.write.schema, cls.test.schema]
+
+
+async def _judge(code: str, task: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Stops at the first failure. Raises Unscored where tests or sandbox, not the code, are at fault."""
+    cpu_s = float(task.get("time_limit") or _DEFAULT_TIME_LIMIT)
+    verdict = await judge(
+        code,
+        tests,
+        kind=task["kind"],
+        entry_point=task.get("entry_point"),
+        limits=SandboxLimits(cpu_s=cpu_s, wall_s=3 * cpu_s + 5),
+        stop_at_failure=True,
+    )
+    if not verdict.scored:
+        raise Unscored(f"CodeSandbox: {verdict.verdict}: {verdict.reason}")
+    return verdict
+
+
+def _check(task: Mapping[str, Any]) -> None:
+    """Raises EnvError that names the field; never its content, which may be hidden."""
+    for field in ("prompt", "kind", "public_tests", "hidden_tests"):
+        if not task.get(field):
+            raise EnvError(f"CodeSandbox: the task has no {field!r}")
+    if task["kind"] not in ("stdio", "call"):
+        raise EnvError(f"CodeSandbox: kind {task['kind']!r} is neither 'stdio' nor 'call'")
+    if task["kind"] == "call" and not task.get("entry_point"):
+        raise EnvError("CodeSandbox: a task of kind 'call' names no 'entry_point'")
