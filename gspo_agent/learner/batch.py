@@ -69,7 +69,7 @@ _PER_TOKEN = ("inputs", "targets", "loss_mask", "rollout_logprobs", "weight_lags
 
 @dataclass(frozen=True, slots=True)
 class _Shifted:
-    """One row as positions: [T - 1] views of its T tokens."""
+    """One row as positions, up to the last trained token: [T - 1] views of T tokens."""
 
     inputs: NDArray[np.int32]
     targets: NDArray[np.int32]
@@ -127,12 +127,14 @@ def _shift(row: Row, trajectory: Trajectory, author: str, step: int, max_weight_
     lags = np.where(row.sampled, step - np.array([version_step(int(version)) for version in versions])[place], 0)
     ours = row.sampled & _written_by(author, trajectory, row)
     young = np.ones_like(ours) if max_weight_lag is None else lags <= max_weight_lag
+    trained = ours & young
+    end = int(trained.nonzero()[0].max(initial=0)) + 1  # no trained token reads what comes after the last of them
     return _Shifted(
-        inputs=row.token_ids[:-1],
-        targets=row.token_ids[1:],
-        loss_mask=(ours & young)[1:],
-        rollout_logprobs=np.where(ours & young, row.rollout_logprobs, np.float32(0))[1:],
-        weight_lags=lags[1:],
+        inputs=row.token_ids[: end - 1],
+        targets=row.token_ids[1:end],
+        loss_mask=trained[1:end],
+        rollout_logprobs=np.where(trained, row.rollout_logprobs, np.float32(0))[1:end],
+        weight_lags=lags[1:end],
         stale=int((ours & ~young).sum()),
     )
 

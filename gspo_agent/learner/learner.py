@@ -25,6 +25,8 @@ from gspo_agent.learner.losses import LOSSES, LossOutput
 from gspo_agent.learner.tally import Tally
 
 _FRESH = 1  # the lag of a token that the weights before this step sampled
+_WORTHWHILE = 1024  # padded tokens from which a micro-batch is closed ...
+_DENSE = 0.9  # ... once the next row is shorter than this share of its longest
 
 
 class Learner:
@@ -178,13 +180,18 @@ def micro_batches(part: Batch, max_tokens: int) -> list[Batch]:
     rows_of: dict[int, list[int]] = {}
     for row in part.loss_mask.any(1).nonzero()[:, 0].tolist():
         rows_of.setdefault(int(part.trajectory_ids[row]), []).append(row)
-    width = {number: int(part.lengths[rows].max()) for number, rows in rows_of.items()}
+    lengths = part.lengths.tolist()
+    width = {number: max(lengths[row] for row in rows) for number, rows in rows_of.items()}
     chosen: list[list[int]] = []
+    padded = widest = 0
     for number in sorted(rows_of, key=lambda number: -width[number]):
         rows = rows_of[number]
-        if not chosen or (len(chosen[-1]) + len(rows)) * int(part.lengths[chosen[-1]].max()) > max_tokens:
+        sparse = padded >= _WORTHWHILE and width[number] < _DENSE * widest
+        if not chosen or sparse or padded + len(rows) * widest > max_tokens:
             chosen.append([])
+            padded, widest = 0, width[number]
         chosen[-1] += rows
+        padded += len(rows) * widest
     return [part.rows(torch.tensor(rows)) for rows in chosen]
 
 

@@ -38,6 +38,15 @@ def test_position_t_predicts_token_t_plus_one_and_everything_else_follows_the_pr
     assert batch.lengths.tolist() == [5]
 
 
+def test_positions_after_the_last_trained_token_are_left_out() -> None:
+    ended_by_tool = trajectory(0, [Segment([1]), policy([10]), Segment([2, 3])])
+    expired_start = trajectory(1, [Segment([1]), policy([10], step=1), Segment([2]), policy([12])])
+    expired_end = trajectory(2, [Segment([1]), policy([10]), Segment([2]), policy([12], step=1)])
+    batch = batch_of(ended_by_tool, expired_start, expired_end, max_weight_lag=2)
+    assert batch.lengths.tolist() == [1, 3, 1]
+    assert batch.targets[batch.loss_mask].tolist() == [10, 12, 10]
+
+
 def test_only_the_policys_own_tokens_are_trained() -> None:
     judge = Segment([20, 21], "judge", [-0.5, -0.5], weight_version(1, 4))
     batch = batch_of(trajectory(0, [Segment([1]), policy([10]), judge, policy([12])]))
@@ -53,14 +62,14 @@ def test_tokens_beyond_the_age_limit_leave_mask_and_logprobs_together() -> None:
         assert batch.targets[batch.loss_mask].tolist() == kept
         assert int((batch.rollout_logprobs != 0).sum()) == len(kept)
         assert batch.metrics["stale_tokens"] == 4 - len(kept)
-        assert batch.weight_lags.tolist() == [[4, 4, 2, 1]]
+        assert batch.weight_lags.tolist() == [[4, 4, 2, 1] if kept else []]
 
 
 def test_empty_and_all_masked_trajectories_stay_rows() -> None:
     stale = trajectory(1, [Segment([1]), policy([10], step=1)])
     batch = batch_of(two_turns(reward=1.0), stale, trajectory(2, []), trajectory(3, [Segment([5])]), max_weight_lag=2)
     assert batch.num_trajectories == len(batch) == 4
-    assert batch.lengths.tolist() == [5, 1, 0, 0]
+    assert batch.lengths.tolist() == [5, 0, 0, 0]
     assert batch.loss_mask.sum(1).tolist() == [3, 0, 0, 0]
     assert batch.metrics["empty_rows"] == 3
     assert batch.advantages[0] > 0  # the empty ones were scored, so they count in the group
