@@ -53,7 +53,7 @@ class Recorder:
     def next_request(self) -> str:
         """A request id that is never used twice and of which no other one is a prefix: engines abort by prefix."""
         self._requests += 1
-        self.request_id = f"{self._name}.{self._requests}/"
+        self.request_id = f"{self._name}-{self._requests}/"
         return self.request_id
 
 

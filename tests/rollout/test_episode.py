@@ -182,9 +182,7 @@ async def test_a_stop_token_ends_the_turn_whatever_the_engine_says(finish: Any) 
             return Completion(completion.segments, finish)
 
     trajectory = Trajectory(1, 0, 0, seed=5)
-    await run_episode(
-        trajectory, env=Shop(), chat=CHAT, engine=Late(shopper), task={"a": 1, "b": 2}, limits=Limits()
-    )
+    await run_episode(trajectory, env=Shop(), chat=CHAT, engine=Late(shopper), task={"a": 1, "b": 2}, limits=Limits())
     assert trajectory.status is Status.TERMINATED
 
 
@@ -207,9 +205,7 @@ class Broken(ToolEnv):
 )
 async def test_a_fault_of_the_environment_fails_the_episode_and_names_the_cause(answer: Any, cause: str) -> None:
     trajectory = Trajectory(1, 0, 0, seed=5)
-    await run_episode(
-        trajectory, env=Broken(), chat=CHAT, engine=ScriptedEngine(answer), task={}, limits=Limits()
-    )
+    await run_episode(trajectory, env=Broken(), chat=CHAT, engine=ScriptedEngine(answer), task={}, limits=Limits())
     assert trajectory.status is Status.FAILED
     assert trajectory.stop_reason is not None
     assert trajectory.stop_reason.startswith(cause)

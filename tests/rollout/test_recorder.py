@@ -1,0 +1,255 @@
+"""Tools run exactly once where it matters, whatever dies when."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gspo_agent.config import RolloutConfig
+from gspo_agent.env import Env, ToolEnv, tool
+from gspo_agent.messages import Message, call, user
+from gspo_agent.rollout.recorder import JournalRecorder
+from gspo_agent.rollout.state import SAME, State
+from gspo_agent.testing import ByteChat, ScriptedEngine
+from gspo_agent.trajectory import Status
+from tests.rollout.scene import CHAT, Run, play_to_the_end
+
+ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
+
+
+class Bank(ToolEnv):
+    """Every payment leaves a mark outside, which no restart takes back."""
+
+    outside: ClassVar[list[str]] = []
+    stop_at: ClassVar[str] = ""
+    reached: ClassVar[asyncio.Event]
+
+    def setup(self, task: dict[str, Any]) -> None:
+        self.balance = 0
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "pay"
+
+    async def _happen(self, name: str) -> None:
+        Bank.outside.append(name)
+        if name == Bank.stop_at:
+            Bank.reached.set()
+            await asyncio.sleep(3600)
+
+    @tool
+    async def pay(self, amount: int) -> str:
+        """Pays."""
+        await self._happen(f"{self.episode_id} pay {amount}")
+        self.balance += amount
+        return f"paid {amount}, {self.balance} in all"
+
+    @tool(idempotent=True)
+    async def look(self, amount: int) -> str:
+        """Looks."""
+        await self._happen(f"{self.episode_id} look {amount}")
+        return f"{self.balance} in all"
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return float(self.balance)
+
+
+def payer(prompt: Sequence[int], seed: int) -> list[int]:
+    if sum(token == ByteChat.ASSISTANT for token in prompt) == 1:
+        return CHAT.turn(
+            "", call("pay", amount=1), call("pay", amount=2), call("look", amount=0), call("pay", amount=3)
+        )
+    return CHAT.turn("done")
+
+
+async def killed_at(tmp: Path, env: type[Env], stop_at: str) -> Path:
+    """The files of a run that was killed when `stop_at` had happened outside and not returned."""
+    Bank.outside, Bank.stop_at, Bank.reached = [], stop_at, asyncio.Event()
+    path = tmp / "alive" / "journal.sqlite"
+    with Run(path, env, ONE, engine=ScriptedEngine(payer)) as run:
+        await run.collector.start(0)
+        async with asyncio.timeout(10):
+            await Bank.reached.wait()
+            while run.collector.progress().in_flight > 1:
+                await asyncio.sleep(0.001)
+        shutil.copytree(path.parent, tmp / "killed")
+        await run.collector.stop()
+    Bank.stop_at = ""
+    return tmp / "killed" / "journal.sqlite"
+
+
+async def go_on(path: Path, env: type[Env]) -> list[Any]:
+    with Run(path, env, ONE, engine=ScriptedEngine(payer)) as run:
+        return await play_to_the_end(run)
+
+
+async def test_a_crash_in_the_second_call_of_four(fast_path: Path) -> None:
+    """The first call's result is reused, the second is interrupted, the others run; the state is that of what ended."""
+    path = await killed_at(fast_path, Bank, "1.0.0 pay 2")
+    first, _ = await go_on(path, Bank)
+    tools = [m for m in first.messages if m["role"] == "tool"]
+    assert [m["outcome"] for m in tools] == ["ok", "interrupted", "ok", "ok"]
+    assert [m["content"] for m in tools][::2] == ["paid 1, 1 in all", "1 in all"]
+    assert tools[3]["content"] == "paid 3, 4 in all"
+    assert first.reward == 4.0
+    happened = [name for name in Bank.outside if name.startswith("1.0.0")]
+    assert happened == ["1.0.0 pay 1", "1.0.0 pay 2", "1.0.0 look 0", "1.0.0 pay 3"]
+
+
+async def test_an_idempotent_call_runs_again(fast_path: Path) -> None:
+    path = await killed_at(fast_path, Bank, "1.0.0 look 0")
+    first, _ = await go_on(path, Bank)
+    assert [m["outcome"] for m in first.messages if m["role"] == "tool"] == ["ok"] * 4
+    assert first.reward == 6.0
+    happened = [name for name in Bank.outside if name.startswith("1.0.0")]
+    assert happened.count("1.0.0 look 0") == 2
+    assert len(happened) == 5
+
+
+async def test_a_call_runs_only_once_its_intent_is_on_disk(fast_path: Path) -> None:
+    """Seen from the file, at the moment the tool runs."""
+    seen: list[str] = []
+
+    class Peek(Bank):
+        async def _happen(self, name: str) -> None:
+            copy = fast_path / f"copy{len(seen)}"
+            shutil.copytree(fast_path / "run", copy)
+            with Run(copy / "journal.sqlite", Peek, ONE) as run:
+                slot = next(s for g in run.ledger.unfinished() for s in g.slots if self.episode_id == s.trajectory().id)
+                seen.extend(i for i, c in run.ledger.episode(slot).calls.items() if not c.ended)
+
+        @tool
+        async def look(self, amount: int) -> str:
+            """Looks; not idempotent here."""
+            await self._happen("")
+            return ""
+
+    with Run(fast_path / "run" / "journal.sqlite", Peek, ONE, engine=ScriptedEngine(payer)) as run:
+        await play_to_the_end(run)
+    assert sorted(seen) == sorted(f"1.{n}.0/0/{position}" for n in (0, 1) for position in range(4))
+
+
+class Plain(Env):
+    """Its whole step is one call."""
+
+    async def areset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+        await super().areset(seed=seed)
+        self.steps = 0
+        return [user("go")], {}
+
+    async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        name = f"{self.episode_id} step"
+        Bank.outside.append(name)
+        if name == Bank.stop_at:
+            Bank.reached.set()
+            await asyncio.sleep(3600)
+        return [user("and?")], 0.0, self.steps == 2, False, {"components": {"steps": float(self.steps)}}
+
+    def get_state(self) -> Any:
+        return self.steps
+
+    def set_state(self, state: Any) -> None:
+        self.steps = state
+
+
+async def test_an_interrupted_step_of_a_plain_environment_is_told_and_not_repeated(fast_path: Path) -> None:
+    path = await killed_at(fast_path, Plain, "1.0.0 step")
+    first, second = await go_on(path, Plain)
+    assert "Interrupted" in first.messages[2]["content"]
+    assert "Interrupted" not in second.messages[2]["content"]
+    assert Bank.outside.count("1.0.0 step") == 3
+    assert first.rewards[-1].components == {"steps": 2.0}
+
+
+async def test_an_episode_without_a_way_back_starts_again_and_costs_no_attempt(fast_path: Path) -> None:
+    class Forgetful(Bank):
+        def setup(self, task: dict[str, Any]) -> None:
+            self.balance = 0
+            self.handle = object()
+
+    path = await killed_at(fast_path, Forgetful, "1.0.0 pay 2")
+    with Run(path, Forgetful, ONE.model_copy(update={"max_attempts": 1}), engine=ScriptedEngine(payer)) as run:
+        first, second = await play_to_the_end(run)
+        assert run.collector.progress().restarts == 1
+        assert run.ledger.status().slots == {"done": 2, "restarted": 1}
+    assert [first.id, second.id] == ["1.0.1", "1.1.0"]
+    assert first.reward == 6.0
+
+
+async def test_a_replay_that_answers_differently_fails_and_is_filled_again(fast_path: Path) -> None:
+    class Moody(Env):
+        state_level = "replay"
+        mood: ClassVar[str] = "good"
+
+        async def areset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+            await super().areset(seed=seed)
+            self.steps = 0
+            return [user("go")], {}
+
+        async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+            self.steps += 1
+            over = self.steps == 2
+            return ([] if over else [user(Moody.mood)]), 1.0, over, False, {}
+
+    engine = ScriptedEngine(payer)
+    path = fast_path / "journal.sqlite"
+    with Run(path, Moody, ONE, engine=engine) as run:
+        engine.hold_at = 5 + len(payer([256 + 2], 0)) + 6
+        await run.collector.start(0)
+        async with asyncio.timeout(10):
+            while len(engine.held) < 2:
+                await asyncio.sleep(0.001)
+        await run.collector.stop()
+    Moody.mood = "bad"
+    with Run(path, Moody, ONE, engine=ScriptedEngine(payer)) as run:
+        first, second = await play_to_the_end(run)
+        (cause,) = run.ledger.status().failures
+    assert cause.startswith("ReplayError: replay differs at turn 1")
+    assert "good" in cause
+    assert "bad" in cause
+    assert [first.attempt, second.attempt] == [1, 1]
+    assert first.status is Status.TERMINATED
+
+
+async def test_a_state_that_is_too_large_or_unchanged(fast_path: Path) -> None:
+    with Run(fast_path / "journal.sqlite", Bank, ONE) as run:
+        group = await run.collector._create()
+        recorder = JournalRecorder(run.journal, run.ledger, group.slots[0], max_state_bytes=1000)
+        env = Plain()
+        env.steps = 5  # type: ignore[attr-defined]
+        state = recorder.snapshot(env)
+        assert isinstance(state, State)
+        recorder.episode.state = state
+        assert recorder.snapshot(env) is SAME
+        env.steps = "x" * 2000  # type: ignore[attr-defined]
+        assert recorder.snapshot(env) is None
+        assert "2002 bytes" in str(recorder.state_problem)
+        env.steps = object()  # type: ignore[attr-defined]
+        assert recorder.snapshot(env) is None
+        assert "neither JSON nor bytes" in str(recorder.state_problem)
+
+
+@pytest.mark.parametrize("secret", ["hunter2hunter2"])
+async def test_a_secret_argument_is_not_in_the_record_of_the_call(fast_path: Path, secret: str) -> None:
+    class Login(Bank):
+        @tool(secrets=["amount"])
+        async def pay(self, amount: str) -> str:
+            """Pays."""
+            return f"welcome {amount}"
+
+    def login(prompt: Sequence[int], seed: int) -> list[int]:
+        first = sum(token == ByteChat.ASSISTANT for token in prompt) == 1
+        return CHAT.turn("", call("pay", amount=secret)) if first else CHAT.turn("done")
+
+    with Run(fast_path / "journal.sqlite", Login, ONE, engine=ScriptedEngine(login)) as run:
+        await play_to_the_end(run)
+        kinds = "('call_begun', 'call_ended', 'observed')"
+        query = f"SELECT CAST(data AS TEXT) FROM events WHERE kind IN {kinds}"
+        rows = run.journal.submit(lambda c: c.execute(query).fetchall()).result(5)
+    assert rows
+    assert not [row for row in rows if secret in row[0]]
