@@ -95,6 +95,10 @@ class Decoder:
         if self.running:
             self._decode()
             ended += self._retire()
+        if any(request.error for request in ended):
+            # What is not a number would reach other rows through masked columns: zero times it is not zero.
+            self._start_over()
+            self._kv.clear()
         return ended
 
     @torch.inference_mode()
@@ -122,9 +126,10 @@ class Decoder:
     def update_weights(self, weights: Weights) -> None:
         """Copies new weights in; running requests are prefilled again, since their keys and values are of the old."""
         own, new = self.model.state_dict(), dict(weights.tensors())
+        # Tied parameters have several names, of which one is enough.
         covered = {own[name].data_ptr() for name in new if name in own}
         problems = [f"{name} is not in the model" for name in new if name not in own]
-        problems += [f"{name} is missing" for name, tensor in own.items() if tensor.data_ptr() not in covered]
+        problems += [f"{name} is missing" for name, p in self.model.named_parameters() if p.data_ptr() not in covered]
         problems += [
             f"{name} has shape {tuple(tensor.shape)}, the model's {tuple(own[name].shape)}"
             for name, tensor in new.items()
@@ -135,16 +140,19 @@ class Decoder:
         for name, tensor in new.items():
             own[name].copy_(tensor)
         self.weight_version = weights.version
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Sends the running requests back to the queue's front, to be prefilled with nothing that was computed yet."""
         self.prefixes.clear()
         self.waiting.extendleft(reversed(self.running))
         self.running = []
-        self._impatience = _PATIENCE
 
     def _admits(self) -> bool:
         """Whether now is the time for a prefill: small ones cost nearly as much as large ones."""
         ready = min(len(self.waiting), self.max_running - len(self.running))
         self._impatience += ready > 0
-        return ready > 0 and (ready >= len(self.running) // 8 or self._impatience > _PATIENCE)
+        return ready > 0 and (ready >= len(self.running) // 4 or self._impatience > _PATIENCE)
 
     def _wave(self) -> list[_Admission]:
         """Those of the waiting that can be prefilled together.
@@ -235,7 +243,7 @@ class Decoder:
                 request.finish_reason = "stop"
             elif len(request.token_ids) >= request.max_length:
                 request.finish_reason = "length"
-        self.counts["tokens"] += len(requests)
+            self.counts["tokens"] += 1
 
     def _retire(self) -> list[Request]:
         """Takes out who ended, keeps their keys and values for who continues them, and closes the gaps."""

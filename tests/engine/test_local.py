@@ -323,7 +323,10 @@ async def test_weights_that_give_no_number_fail_the_request(engine: LocalEngine)
         model.model.norm.weight.fill_(float("nan"))
     await engine.update_weights(weights_of(model, 4))
     with pytest.raises(EngineError, match="weights 4 give nan"):
-        await ask(engine, [1, 2, 3])
+        await ask(engine, prompt(1, 40))
+    await engine.update_weights(weights_of(qwen3(), 5))
+    asked = (ask(engine, prompt(n), seed=n, id=str(n)) for n in range(4))
+    assert [len(tokens(completion)) for completion in await asyncio.gather(*asked)] == [20] * 4
 
 
 async def test_close_ends_the_thread_and_fails_whoever_waits() -> None:
