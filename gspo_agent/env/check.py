@@ -21,7 +21,8 @@ from gspo_agent.env.spaces import is_message
 from gspo_agent.env.threads import run_sync
 from gspo_agent.env.tool_env import ToolEnv
 from gspo_agent.env.wrapper import TextEnv
-from gspo_agent.messages import Message, assistant, call
+from gspo_agent.errors import GspoAgentError
+from gspo_agent.messages import Message, ToolCall, assistant
 
 _SEED = 7
 _TEXT = "I do not know."
@@ -46,6 +47,8 @@ def _maker(env: Any) -> Callable[[], Any]:
         env = load_env(env)
     if isinstance(env, EnvFactory):
         return env.create
+    if isinstance(env, gymnasium.Wrapper) and env.spec is not None:
+        return functools.partial(_ours, env.spec.make)
     if isinstance(env, gymnasium.Env):
         kind, kwargs = type(env), env.spec.kwargs if env.spec is not None else {}
         return functools.partial(_ours, functools.partial(kind, **kwargs))
@@ -75,8 +78,8 @@ class _Check:
         try:
             yield
         except Exception as error:
-            text = str(error)
-            self.breach(place, text if place.split()[0] in text else f"raised {type(error).__name__}: {text}")
+            named = isinstance(error, GspoAgentError)  # these say themselves which hook broke
+            self.breach(place, str(error) if named else f"raised {type(error).__name__}: {error}")
 
     async def everything(self, chat: ChatLike | None) -> None:
         env: Any = None
@@ -110,6 +113,11 @@ class _Check:
         with self.expecting("reset"):
             observation, info = await env.areset(seed=_SEED, options={})
         if observation is None:
+            kind = type(env)
+            if kind.sample_task is Env.sample_task and kind.tasks("train") is None:
+                self.breach(
+                    "reset", "has no task of its own to begin with; write sample_task(self) or tasks(cls, split)"
+                )
             return False
         sound = self.observation("reset", observation, empty=False)
         self.info("reset", info)
@@ -122,7 +130,7 @@ class _Check:
                 self.breach("reset", "two instances with the same seed begin differently; draw from self.np_random")
             elif info_again != info:
                 self.breach("reset", f"info differs between two resets with the same seed: {info!r}, {info_again!r}")
-            await twin.aclose()
+            await self.end(twin)
         if problem := no_json(env.tool_schemas):
             self.breach("tools", f"the schemas are not JSON: {problem}")
         return sound
@@ -141,8 +149,8 @@ class _Check:
                 self.breach("step", "the same action from the same start is answered differently; draw from np_random")
             if isinstance(second, ToolEnv) and type(second).astep is ToolEnv.astep:
                 await self.repeats(second)
-            await first.aclose()
-            await second.aclose()
+            await self.end(first)
+            await self.end(second)
 
     async def repeats(self, env: ToolEnv) -> None:
         if await env._score(_TEXT) != await env._score(_TEXT):
@@ -171,7 +179,7 @@ class _Check:
             wrong: Message = {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [call("no_such_tool"), {"error": "no JSON"}],
+                "tool_calls": [_call("no_such_tool", {}), {"error": "no JSON"}],
             }
             observation, _, terminated, truncated, _ = await env.astep(wrong)
             if terminated or truncated or [message.get("outcome") for message in observation] != ["error", "error"]:
@@ -181,11 +189,11 @@ class _Check:
             for schema in ordered:
                 env = await self.one_call(env, schema["function"])
             await self.state(env)
-            await env.aclose()
+            await self.end(env)
 
     async def one_call(self, env: Env, function: dict[str, Any]) -> Env:
         """Calls one tool with made-up arguments; hands back an instance that can go on."""
-        action = assistant("", [call(function["name"], **_arguments(function["parameters"]))])
+        action = assistant("", [_call(function["name"], _arguments(function["parameters"]))])
         before = env.get_state() if env.state_level == "state" else None
         over = True
         with self.expecting(f"tool {function['name']}"):
@@ -195,7 +203,7 @@ class _Check:
             if before is not None and not env.tainted:
                 await self.twin(before, action, observation)
         if over or env.tainted:
-            await env.aclose()
+            await self.end(env)
             return await self.fresh()
         return env
 
@@ -208,10 +216,10 @@ class _Check:
             name = action["tool_calls"][0]["function"]["name"]
             self.breach(
                 "state",
-                f"an instance rebuilt from get_state answers {name} differently: {_contents(observation)!r:.80}, rebuilt "
-                f"{_contents(answered)!r:.80}; what tools change in place is set in setup, not in __init__",
+                f"an instance rebuilt from get_state answers {name} with {_contents(answered)!r:.80} instead of "
+                f"{_contents(observation)!r:.80}; what tools change in place is set in setup, not in __init__",
             )
-        await twin.aclose()
+        await self.end(twin)
 
     async def state(self, env: Env) -> None:
         if env.state_level not in ("state", "handle"):
@@ -229,7 +237,7 @@ class _Check:
             twin.set_state(state)
             if env.state_level == "state" and twin.get_state() != state:
                 self.breach("state", "set_state(get_state()) on a fresh instance gives another state")
-            await twin.aclose()
+            await self.end(twin)
             if isinstance(env, ToolEnv):
                 self.secrets(env, state)
 
@@ -254,7 +262,7 @@ class _Check:
             if not math.isfinite(reward):
                 self.breach("afinish", f"the reward is {reward!r}, not a finite number")
             self.info("afinish", info)
-            await env.aclose()
+            await self.end(env)
 
     async def conversation(self, chat: ChatLike) -> None:
         with self.expecting("chat"):
@@ -262,6 +270,10 @@ class _Check:
             messages, _ = await env.areset(seed=_SEED, options={})
             for problem in chat_breaches(chat, messages, env.tool_schemas):
                 self.breach("chat", problem)
+            await self.end(env)
+
+    async def end(self, env: Env) -> None:
+        with self.expecting("close"):
             await env.aclose()
 
     async def closes(self, env: Env) -> None:
@@ -299,6 +311,10 @@ class _Check:
             env.close()
         for warning in caught:
             self.breach("gymnasium", str(warning.message))
+
+
+def _call(name: str, arguments: dict[str, Any]) -> ToolCall:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _contents(messages: list[Message]) -> list[str]:

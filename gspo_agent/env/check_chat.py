@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gspo_agent.messages import Message, assistant, call, tool_result, user
+from gspo_agent.messages import Message, assistant, tool_result, user
 
 
 class ChatLike(Protocol):
@@ -45,7 +45,8 @@ def chat_breaches(chat: ChatLike, prompt: list[Message], tools: list[dict[str, A
 
 def _call(function: dict[str, Any]) -> Message:
     properties = function["parameters"].get("properties", {})
-    return assistant("", [call(function["name"], **{name: _value(schema) for name, schema in properties.items()})])
+    arguments = {name: _value(schema) for name, schema in properties.items()}
+    return assistant("", [{"type": "function", "function": {"name": function["name"], "arguments": arguments}}])
 
 
 def _value(schema: dict[str, Any]) -> Any:

@@ -82,17 +82,20 @@ def _demonstrations(kind: type[Env]) -> Iterator[Breach]:
     if getattr(give, "__func__", give) is vars(Env)["demonstration"].__func__:
         return
     for progress in (0.0, 0.5, 1.0):
-        messages, schemas = give(random.Random(0), progress)
-        if not messages or not all(map(is_message, messages)):
-            yield "demonstration", f"gave no list of messages at progress {progress}"
-            continue
-        if messages[-1]["role"] != "assistant":
-            yield "demonstration", f"does not end with an assistant message at progress {progress}"
-        for problem in _wrong_calls(_declared(kind), messages, schemas):
-            yield "demonstration", problem
+        problems = list(_demonstration_problems(_declared(kind), *give(random.Random(0), progress)))
+        yield from (("demonstration", problem) for problem in problems)
+        if problems:
+            return
 
 
-def _wrong_calls(declared: Mapping[str, Tool], messages: list[Message], schemas: list[dict[str, Any]]) -> Iterator[str]:
+def _demonstration_problems(
+    declared: Mapping[str, Tool], messages: list[Message], schemas: list[dict[str, Any]]
+) -> Iterator[str]:
+    if not messages or not all(map(is_message, messages)):
+        yield f"gave {messages!r:.80}, no list of messages"
+        return
+    if messages[-1]["role"] != "assistant":
+        yield "does not end with an assistant message"
     names = {schema["function"]["name"] for schema in schemas}
     for made in (made for message in messages for made in message.get("tool_calls") or []):
         name = made["function"]["name"]

@@ -188,7 +188,7 @@ def _fill_missing_half(cls: type[Env], sync_name: str, async_name: str) -> None:
     if inspect.iscoroutinefunction(getattr(cls, sync_name)):
         raise TypeError(f"{cls.__name__}.{sync_name} is asynchronous; name it {async_name}")
     if sync_age < async_age:
-        setattr(cls, async_name, _asynchronous(getattr(cls, sync_name), async_name))
+        setattr(cls, async_name, _asynchronous(getattr(cls, sync_name), sync_name, async_name))
     elif async_age < sync_age:
         setattr(cls, sync_name, _synchronous(getattr(cls, async_name), sync_name))
 
@@ -197,10 +197,10 @@ def _age(cls: type, name: str) -> int:
     return next(position for position, base in enumerate(cls.__mro__) if name in vars(base))
 
 
-def _asynchronous(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _asynchronous(function: Callable[..., Any], sync_name: str, name: str) -> Callable[..., Any]:
     @functools.wraps(function)
     async def method(self: Env, *args: Any, **kwargs: Any) -> Any:
-        with boundary(EnvError, f"{type(self).__name__}.{function.__name__}"):
+        with boundary(EnvError, f"{type(self).__name__}.{sync_name}"):
             try:
                 return await self._in_thread(functools.partial(function, self, *args, **kwargs))
             finally:

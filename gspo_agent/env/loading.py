@@ -211,4 +211,4 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     if near:
         return f"did you mean {lower[near[0]]!r}?"
-    return f"known here: {', '.join(sorted(names)[:8]) or 'none'}; or write module:Class"
+    return f"known here: {', '.join(names[:8]) or 'none'}; or write module:Class"

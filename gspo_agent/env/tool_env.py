@@ -205,7 +205,7 @@ class ToolEnv(Env):
         episode = self.__episode
         episode.task, episode.task_json = decode(state["task"]), state["task"]
         episode.turn, episode.done, episode.open, episode.ready = state["turn"], state["done"], True, True
-        attributes, generator = decode([state["attributes"], state["np_random"]])
+        attributes, generator = decode(state["attributes"]), decode(state["np_random"])
         for name in vars(self).keys() - self._framework - attributes.keys() - (episode.initial or {}).keys():
             delattr(self, name)
         vars(self).update(attributes)

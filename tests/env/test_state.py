@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gspo_agent.env.state import NotEncodable, decode, encode
+
+_ATOMS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**200), 2**200)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.builds(np.float32, st.floats(width=32, allow_nan=False))
+)
+_KEYS = (
+    st.text() | st.integers() | st.sampled_from(["$ref", "$tuple", "$int", "$"]) | st.tuples(st.integers(), st.text())
+)
+_VALUES = st.recursive(
+    _ATOMS,
+    lambda inner: st.lists(inner) | st.dictionaries(_KEYS, inner) | st.tuples(inner, inner) | st.sets(st.integers()),
+    max_leaves=12,
+)
+
+
+def through_json(value: Any) -> Any:
+    return decode(json.loads(json.dumps(encode(value), allow_nan=False)))
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@given(_VALUES)
+def test_every_value_comes_back_with_its_type(value: Any) -> None:
+    assert same(through_json(value), value)
+
+
+def test_plain_json_is_left_as_it_is() -> None:
+    value = {"a": [1, 2.5, None, True, "x"], "b": {"c": {}}}
+    assert encode(value) == value
+
+
+@pytest.mark.parametrize(
+    "array", [np.arange(6, dtype=np.int16).reshape(2, 3), np.zeros(0), np.array(["ab", "c"]), np.eye(3)[::2]]
+)
+def test_arrays_keep_dtype_shape_and_bits_and_can_be_written(array: Any) -> None:
+    back = through_json(array)
+    assert (back.dtype, back.shape) == (array.dtype, array.shape)
+    assert (back == array).all()
+    assert back.flags.writeable
+
+
+def test_floats_that_json_lacks_come_back() -> None:
+    back = through_json([float("inf"), -float("inf"), float("nan")])
+    assert back[:2] == [float("inf"), -float("inf")]
+    assert back[2] != back[2]
+
+
+def test_a_shared_container_is_still_shared_and_a_cycle_still_closed() -> None:
+    cart: list[Any] = [1]
+    back = through_json({"cart": cart, "user": {"cart": cart}, "pair": (cart, cart)})
+    assert back["cart"] is back["user"]["cart"] is back["pair"][0] is back["pair"][1]
+    cart.append(cart)
+    back = through_json(cart)
+    assert back[1] is back
+
+
+@given(_VALUES, st.lists(st.integers()))
+def test_sharing_survives_beside_anything(value: Any, shared: list[int]) -> None:
+    back = through_json([shared, value, shared, (shared, {1: shared})])
+    assert back[0] is back[2] is back[3][0] is back[3][1][1]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"a": [1, {"db": object()}]}, r"self\.a\[1\]\.db is a builtins\.object"),
+        ({"f": {1: print}}, r"self\.f\[1\] is a builtins\.builtin_function_or_method"),
+        ({"x": np.array([object()])}, r"self\.x is a numpy array of object"),
+    ],
+)
+def test_what_has_no_json_form_is_named_with_its_place(value: Any, said: str) -> None:
+    with pytest.raises(NotEncodable, match=said):
+        encode(value, "self")
+
+
+def test_a_subclass_is_not_taken_for_its_base() -> None:
+    class Odd(dict[str, int]): ...
+
+    with pytest.raises(NotEncodable, match="Odd"):
+        encode(Odd())
