@@ -68,14 +68,14 @@ class ForkServer:
         return self._finalizer.alive and os.getpid() == self._owner and self._process.poll() is None
 
     def spawn(self) -> socket.socket:
-        """A channel to the supervisor of a new job; closing it ends the job."""
+        """A channel to the supervisor of a new job; closing it ends the job. OSError when the server is gone."""
         near, far = socket.socketpair()
         with far:
             try:
                 socket.send_fds(self._control, [b"job"], [far.fileno()])
-            except OSError as error:
+            except OSError:
                 near.close()
-                raise SandboxError(f"the fork server is gone ({error})") from None
+                raise
         return near
 
     def close(self) -> None:

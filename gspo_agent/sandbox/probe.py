@@ -29,7 +29,7 @@ def program() -> tuple[bytes, bytes, SandboxLimits]:
     secrets = [__file__, "/etc/shadow", "/etc/hostname"]
     for directory in (os.getcwd(), os.path.expanduser("~"), sysconfig.get_path("purelib")):
         secrets += _entries(directory)
-    stdin = json.dumps({"secrets": secrets, "pid": os.getpid()}).encode()
+    stdin = json.dumps(secrets).encode()
     return _ESCAPES.read_bytes(), stdin, SandboxLimits(cpu_s=10, wall_s=30)
 
 

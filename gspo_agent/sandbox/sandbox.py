@@ -67,6 +67,15 @@ class Sandbox:
                 self._server = ForkServer()
             return self._server
 
+    def channel(self) -> Channel:
+        """A channel to a new job; JobLost when the server has just died, and the next call starts another one."""
+        server = self.server()
+        try:
+            return Channel(server.spawn())
+        except OSError:
+            server.close()
+            raise JobLost from None
+
     @property
     def turns(self) -> asyncio.Semaphore:
         """Bounds the jobs that run at once, in the running event loop."""
@@ -147,7 +156,7 @@ class Sandbox:
         for _ in range(_ATTEMPTS):
             async with self.turns:
                 try:
-                    with Channel(self.server().spawn()) as channel:
+                    with self.channel() as channel:
                         await channel.send(header, source, *inputs[len(results) :])
                         while len(results) < len(inputs):
                             answer, blobs = await channel.receive(_patience(limits))

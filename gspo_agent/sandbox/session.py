@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Self
 
 from gspo_agent.errors import SandboxError
@@ -35,20 +36,14 @@ class Session:
         reason = "the job was lost"
         for _ in range(_ATTEMPTS):
             async with sandbox.turns:
-                channel = Channel(sandbox.server().spawn())
-                try:
+                with contextlib.suppress(JobLost), contextlib.ExitStack() as cleanup:
+                    channel = cleanup.enter_context(sandbox.channel())
                     await channel.send({"kind": "session", "limits": limits.as_dict()})
                     header, _ = await channel.receive(5 * limits.wall_s + 60)
-                except JobLost:
-                    channel.close()
-                    continue
-                except BaseException:
-                    channel.close()
-                    raise
-                if header["status"] == "ok":
-                    return cls(sandbox, channel, limits)
-                channel.close()
-                reason = header.get("reason", reason)
+                    if header["status"] == "ok":
+                        cleanup.pop_all()
+                        return cls(sandbox, channel, limits)
+                    reason = header.get("reason", reason)
         raise SandboxError(f"no session could be opened: {reason}")
 
     async def cell(self, code: str, *, max_bytes: int = 8192) -> CellResult:

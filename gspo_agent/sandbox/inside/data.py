@@ -13,6 +13,8 @@ from collections import deque
 from typing import Any
 
 MAX_DEPTH = 200
+MAX_TEXT = 16 << 20
+"""Characters or bytes of one string; a longer one is refused before it is copied."""
 _SAFE_INT = 1 << 63  # beyond it decimal digits cost quadratic time, and other readers of JSON lose them
 
 
@@ -42,6 +44,8 @@ def encode(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         plain = float.__pos__(value)
         return plain if math.isfinite(plain) else {"$float": repr(plain)}
+    if isinstance(value, str | bytes | bytearray) and len(value) > MAX_TEXT:
+        raise ValueError(f"a {type(value).__name__} longer than {MAX_TEXT}")
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, dict):

@@ -1,15 +1,15 @@
 """Run as a job when the sandbox starts: tries what a job must not be able to do and prints, as JSON, what it could do.
 
-Standard input: {"secrets": paths that must not exist here, "pid": the trainer's process id}.
+Standard input: a list of paths that must not exist here.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -18,18 +18,15 @@ _ENVIRONMENT = {"PATH", "HOME", "TMPDIR", "USER", "LANG", "OMP_NUM_THREADS"}
 _CLONE_NEWUSER, _MS_REMOUNT_BIND, _PTRACE_ATTACH = 0x10000000, 32 | 4096, 16
 
 
-def breaches(secrets: list[str], trainer: int) -> list[str]:
+def breaches(secrets: list[str]) -> list[str]:
     """Every attempt that succeeded."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.setns.argtypes = [ctypes.c_int, ctypes.c_int]
     attempts: dict[str, Callable[[], object]] = {
         "a network socket opened": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
         "a unix socket opened": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).close(),
-        "the trainer could be signalled": lambda: os.kill(trainer, 0),
         "the supervisor's memory opened": lambda: open("/proc/1/mem", "rb").close(),
         "the interpreter's library was writable": lambda: open(os.__file__, "ab").close(),
         "the root directory was writable": lambda: open("/escape", "wb").close(),
-        "a descriptor was inherited": lambda: [os.fstat(fd) for fd in (3, 4, 5, 6, 7)],
         "the process limit could be raised": lambda: resource.setrlimit(resource.RLIMIT_NPROC, (10**6, 10**6)),
     }
     found = [name for name, attempt in attempts.items() if _succeeds(attempt)]
@@ -48,6 +45,7 @@ def breaches(secrets: list[str], trainer: int) -> list[str]:
         for name in os.environ
         if name not in _ENVIRONMENT and "PYTHON" not in name and "MALLOC" not in name
     ]
+    found += [f"descriptor {fd} was inherited" for fd in range(3, 64) if _succeeds(functools.partial(os.fstat, fd))]
     found += [f"process {pid} is visible" for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid()]
     return found + _privileges()
 
@@ -75,6 +73,4 @@ def _succeeds(attempt: Callable[[], object]) -> bool:
 
 
 if __name__ == "__main__":
-    given = json.load(sys.stdin)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    print(json.dumps(breaches(given["secrets"], given["pid"])))
+    print(json.dumps(breaches(json.load(sys.stdin))))

@@ -102,8 +102,8 @@ def _enter_own_pids() -> None:
 
 
 def _report(control: socket.socket, error: BaseException) -> None:
-    what = f"{error.strerror}" if isinstance(error, OSError) and error.strerror else f"{error}"
-    control.send(json.dumps({"error": what, "traceback": traceback.format_exc()}).encode()[: 1 << 15])
+    steps = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    control.send(json.dumps({"error": f"{error} (in {' > '.join(steps[-3:])})"}).encode())
 
 
 def _watch(trainer: int, server: int, near: socket.socket) -> None:

@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import traceback
 import types
 from typing import Any
@@ -34,7 +33,8 @@ _STREAMS = (
     ("stderr", 2, "w", "backslashreplace"),
 )
 _USER = 1000
-_TRACEBACK_FRAMES = 12
+_MAX_FRAMES = 12  # of a traceback, the innermost ones
+_HARNESS = os.path.dirname(__file__)
 
 
 def confine(
@@ -43,8 +43,7 @@ def confine(
     """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
     os.setsid()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
+    _write("oom_score_adj", b"1000")
     for target, source in enumerate(streams):
         os.dup2(source, target)
     if answers:
@@ -68,9 +67,15 @@ def _lose_identity(slot: int) -> None:
         return
     # Only one id is ours: a user namespace for each program keeps their process counts apart.
     linux.unshare(linux.CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{_USER} 0 1\n"), ("gid_map", f"{_USER} 0 1\n")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    _write("setgroups", b"deny")
+    _write("uid_map", b"%d 0 1\n" % _USER)
+    _write("gid_map", b"%d 0 1\n" % _USER)
+
+
+def _write(name: str, data: bytes) -> None:
+    fd = os.open(f"/proc/self/{name}", os.O_WRONLY)  # the file objects of `open` touch many more pages
+    os.write(fd, data)
+    os.close(fd)
 
 
 def _set_limits(limits: dict[str, Any], *, whole_run: bool) -> None:
@@ -139,7 +144,9 @@ def run(code: bytes) -> int:
 
 def _finish(status: int) -> int:
     with contextlib.suppress(BaseException):
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+        if threading := sys.modules.get("threading"):
+            threading._shutdown()  # waits for threads, as the interpreter does at its end
+    with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
@@ -163,14 +170,19 @@ def show(error: BaseException, code: bytes, filename: str) -> None:
         sys.stderr.write(describe(error, code, filename))
 
 
-def describe(error: BaseException, code: bytes, filename: str) -> str:
+def remember(code: bytes, filename: str) -> None:
+    """Lets tracebacks show the lines of code that is no file."""
     lines = code.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[filename] = (len(code), None, lines, filename)
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_globals.get("__package__") == __package__:
-        frames = frames.tb_next
-    error.__traceback__ = frames
-    report = traceback.TracebackException.from_exception(error, limit=-_TRACEBACK_FRAMES)
-    for frame in report.stack:
-        frame.colno = None  # no lines of carets: they cost a model tokens and say little
+
+
+def describe(error: BaseException, code: bytes, filename: str) -> str:
+    remember(code, filename)
+    report = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = report
+    while part:
+        part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_HARNESS)][-_MAX_FRAMES:]
+        for frame in part.stack:
+            frame.colno = None  # no lines of carets: they cost a model tokens and say little
+        part = part.__cause__ or part.__context__
     return "".join(report.format())

@@ -13,7 +13,8 @@ from typing import Any
 from . import frames, program
 from .dialogue import Dialogue, Job, Questions
 
-_OK, _ERROR, _INTERRUPTED = b"o", b"e", b"i"
+_OK, _ERROR, _FLOODED = b"o", b"e", b"f"
+_STATUS = {_OK: "ok", _FLOODED: "output_limit"}  # claims of the code about itself; anything else is an error
 
 
 def serve_session(job: Job) -> None:
@@ -32,8 +33,6 @@ def serve_session(job: Job) -> None:
         os.kill(-1, signal.SIGCONT)
         status = _run_cell(dialogue, blobs[0])
         output = dialogue.streams.take(job.limits["output_bytes"])
-        if status in ("ok", "runtime_error") and len(output) >= job.limits["output_bytes"]:
-            status = "output_limit"
         if dialogue.alive:
             os.kill(-1, signal.SIGSTOP)
         spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
@@ -43,7 +42,7 @@ def serve_session(job: Job) -> None:
 def _run_cell(dialogue: Dialogue, code: bytes) -> str:
     status, answer = dialogue.ask(code)
     if status == "ok":
-        return {_OK: "ok", _ERROR: "runtime_error", _INTERRUPTED: "runtime_error"}.get(answer, "runtime_error")
+        return _STATUS.get(answer, "runtime_error")
     if status == "time_limit" and dialogue.alive:
         dialogue.interrupt()
     elif status == "runtime_error":
@@ -73,6 +72,7 @@ class _Repl:
     def run(self, code: bytes) -> bytes:
         self.count += 1
         filename = f"<cell {self.count}>"
+        program.remember(code, filename)
         status = _OK
         try:
             body, last = _compile(code, filename)
@@ -84,19 +84,28 @@ class _Repl:
             self.running = False
         except BaseException as error:
             self.running = False
-            status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _ERROR
-            with contextlib.suppress(BaseException):
-                sys.stdout.flush()
+            status = _ERROR if _flush() else _FLOODED
             program.show(error, code, filename)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(BaseException):
-                stream.flush()
-        return status
+        return status if _flush() else _FLOODED
 
     def display(self, value: Any) -> None:
         if value is not None:
             self.variables["_"] = value
             print(repr(value))
+
+
+def _flush() -> bool:
+    """False when the output was full; then half of it makes room for what the streams still hold."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return True
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            os.ftruncate(1, os.fstat(1).st_size // 2)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        return False
 
 
 def _compile(code: bytes, filename: str) -> tuple[types.CodeType | None, types.CodeType | None]:

@@ -24,6 +24,9 @@ from .watch import HungUp, Watch
 _DIRECTORIES = ("/box/work", "/box/tmp")
 _MAX_CRASHES = 3  # of one batch of calls; what is left then gets the last verdict instead of another try
 
+# Answers of calls are held back together for so long: waking the trainer costs more than a call.
+_HOLD_BYTES, _HOLD_S = 1 << 16, 0.05
+
 
 def supervise(channel: socket.socket, slot: int, seccomp: Filter) -> None:
     """Serves the one request that comes on `channel`; returns when it is answered or nobody waits for it."""
@@ -106,6 +109,7 @@ class _Job:
         dialogue: Dialogue | None = None
         tries, answer = _MAX_CRASHES, b""
         header: dict[str, Any] = {}
+        held, sent = b"", time.monotonic()
         for encoded in arguments:
             if tries:
                 loaded = True
@@ -120,9 +124,13 @@ class _Job:
                     dialogue.close()
                     # code that does not load will not load the next time either
                     dialogue, tries = None, tries - 1 if loaded else 0
-            self.channel.sendall(frames.pack(header, answer))
+            held += frames.pack(header, answer)
+            if len(held) > _HOLD_BYTES or time.monotonic() - sent > _HOLD_S:
+                self.channel.sendall(held)
+                held, sent = b"", time.monotonic()
         if dialogue:
             dialogue.close()
+        self.channel.sendall(held)
 
     def session(self, request: dict[str, Any], blobs: list[bytes]) -> None:
         """blobs: nothing; every further frame is a cell, and one frame answers it."""

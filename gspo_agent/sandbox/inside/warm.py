@@ -1,11 +1,15 @@
-"""Modules that solutions import, loaded once in the fork server."""
+"""Modules that solutions import, loaded once in the fork server.
+
+Not `threading` and `random`: both do something after every fork, which costs each job half a millisecond. What they
+import is here, so that whoever wants them waits little longer than that.
+"""
 
 from __future__ import annotations
 
 _MODULES = (
-    "array ast bisect cmath codecs collections contextlib copy dataclasses datetime decimal enum fractions functools "
-    "heapq io itertools json linecache math operator queue random re string struct textwrap threading time traceback "
-    "types typing atexit"
+    "_sha512 _weakrefset array ast atexit bisect cmath codecs collections contextlib copy dataclasses datetime decimal "
+    "enum fractions functools heapq io itertools json linecache math numbers operator re string struct textwrap time "
+    "traceback types typing warnings"
 )
 
 

@@ -1,0 +1,3 @@
+from tests.sandbox.conftest import sandbox
+
+__all__ = ["sandbox"]

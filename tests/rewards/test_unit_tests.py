@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gspo_agent.errors import ConfigError
+from gspo_agent.sandbox import Sandbox, SandboxLimits
+from gspo_agent.sandbox.inside.namespaces import choose_identities
+from rewards.unit_tests import Verdict, judge
+from tests.sandbox import cases, survivors
+
+JUDGED_KINDS = ("stdio", "call")
+TIGHT = SandboxLimits(cpu_s=0.5, wall_s=3.0, memory_bytes=128 << 20)
+FAILURES = {"wrong_answer", "runtime_error", "compile_error", "time_limit", "memory_limit", "output_limit"}
+ECHO = "print(input())"
+ADD = "def add(a, b): return a + b"
+SUMS = [{"args": [1, 2], "expected": 3}, {"args": [2, 2], "expected": 4}]
+
+
+def judged() -> list[Any]:
+    return [pytest.param(case, id=case["id"]) for kind in JUDGED_KINDS for case in cases.of_kind(kind)]
+
+
+async def verdict_of(case: Mapping[str, Any], sandbox: Sandbox) -> Verdict:
+    compare = case.get("compare") if case["kind"] == "call" else None  # its two checkers are our one default
+    return await judge(
+        case["code"],
+        case["tests"],
+        kind=case["kind"],
+        entry_point=case.get("fn"),
+        cls=case.get("cls"),
+        compare=compare,
+        limits=TIGHT,
+        sandbox=sandbox,
+    )
+
+
+def right(case: Mapping[str, Any]) -> set[str]:
+    return {"pass"} if case["expected"] == "pass" else set(case.get("fail_as") or FAILURES)
+
+
+@pytest.mark.parametrize("case", judged())
+async def test_case_gets_its_verdict(case: dict[str, Any], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in case.get("env_probe", {}).items():
+        monkeypatch.setenv(name, value)
+    verdict = await verdict_of(case, sandbox)
+    assert verdict.verdict in right(case), f"{verdict.reason}; {case['why']}"
+    if case.get("after") == "no_survivors" and choose_identities().many:
+        assert not survivors.alive(survivors.with_job_ids())
+
+
+def test_only_test_files_are_not_judged_yet() -> None:
+    judged_kinds = {*JUDGED_KINDS, "session"}  # sessions: tests/sandbox/test_session.py
+    assert {case["kind"] for case in cases.load()} - judged_kinds == cases.UNSUPPORTED_KINDS == {"testfile"}
+
+
+async def test_verdict_counts_and_explains(sandbox: Sandbox) -> None:
+    tests = [{"stdin": "1", "stdout": "1"}, {"stdin": "2", "stdout": "SECRET"}, {"stdin": "3", "stdout": "3"}]
+    verdict = await judge(ECHO, tests, sandbox=sandbox)
+    assert (verdict.verdict, verdict.passed, verdict.total) == ("wrong_answer", 2, 3)
+    assert verdict.fraction == pytest.approx(2 / 3)
+    assert verdict.scored
+    assert [test.verdict for test in verdict.tests] == ["pass", "wrong_answer", "pass"]
+    assert verdict.reason == "2 of 3 tests passed; test 2: wrong answer: the output differs at token 1"
+
+
+async def test_judge_stops_at_a_failure_when_told(sandbox: Sandbox) -> None:
+    tests = [{"stdin": "1", "stdout": "1"}, {"stdin": "2", "stdout": "0"}, {"stdin": "3", "stdout": "3"}]
+    verdict = await judge(ECHO, tests, sandbox=sandbox, stop_at_failure=True)
+    assert (verdict.verdict, verdict.passed, verdict.total, len(verdict.tests)) == ("wrong_answer", 1, 3, 2)
+
+
+async def test_reason_names_the_exception_without_its_message(sandbox: Sandbox) -> None:
+    code = "class Found(Exception): pass\ndef add(a, b): raise Found(f'the input was {a}')"
+    verdict = await judge(code, SUMS, kind="call", entry_point="add", sandbox=sandbox)
+    assert verdict.verdict == "runtime_error"
+    assert verdict.reason == "0 of 2 tests passed; test 1: runtime error (Found)"
+    assert "the input was 1" in verdict.tests[0].error
+    assert "inside" not in verdict.tests[0].error
+
+
+async def test_code_that_does_not_compile_is_a_compile_error(sandbox: Sandbox) -> None:
+    for kind, tests in (("stdio", [{"stdin": "", "stdout": ""}]), ("call", SUMS)):
+        verdict = await judge("def add(a, b:", tests, kind=kind, entry_point="add", sandbox=sandbox)
+        assert verdict.verdict == "compile_error"
+        assert "(SyntaxError)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("tests", "options", "reason"),
+    [
+        ([], {}, "no tests"),
+        ([{"stdin": ""}], {}, "test 1 has no 'stdout'"),
+        ([{"stdin": "", "stdout": 3}], {}, "must be text"),
+        (SUMS, {"kind": "call"}, "names no function"),
+        ([{"args": 3, "expected": 3}], {"kind": "call", "entry_point": "add"}, "args must be a list"),
+        ([{"args": [{"$what": 1}], "expected": 3}], {"kind": "call", "entry_point": "add"}, "unknown tag"),
+    ],
+)
+async def test_unusable_tests_are_a_task_error_and_never_a_score(
+    tests: list[Any], options: dict[str, Any], reason: str, sandbox: Sandbox
+) -> None:
+    verdict = await judge(ADD, tests, sandbox=sandbox, **options)
+    assert verdict.verdict == "task_error"
+    assert not verdict.scored
+    assert reason in verdict.reason
+
+
+async def test_checker_decides_on_plain_data(sandbox: Sandbox) -> None:
+    tests = [{"args": [9, 1], "expected": None}]
+    options: dict[str, Any] = {"kind": "call", "entry_point": "add", "sandbox": sandbox}
+    assert (await judge(ADD, tests, checker=lambda test, value: value == sum(test["args"]), **options)).passed == 1
+    assert (await judge(ADD, tests, checker=lambda test, value: False, **options)).verdict == "wrong_answer"
+    broken = await judge(ADD, tests, checker=lambda test, value: value["x"], **options)
+    assert broken.verdict == "task_error"
+    assert not broken.scored
+
+
+async def test_unknown_comparison_is_refused_with_the_known_ones(sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigError, match="'unordered' is not for tests of kind 'stdio'; known are tokens"):
+        await judge(ECHO, [{"stdin": "", "stdout": ""}], compare="unordered", sandbox=sandbox)
+
+
+async def test_lost_sandbox_is_an_infrastructure_error_and_never_a_score() -> None:
+    async with Sandbox(max_running=1) as doomed:
+        started = doomed.server
+
+        def start_and_kill() -> Any:
+            server = started()
+            os.kill(server.pid, signal.SIGKILL)
+            server._process.wait()
+            return server
+
+        doomed.server = start_and_kill  # type: ignore[method-assign]
+        verdict = await judge(ADD, SUMS, kind="call", entry_point="add", sandbox=doomed)
+    assert (verdict.verdict, verdict.passed, verdict.total) == ("infra_error", 0, 2)
+    assert not verdict.scored
+
+
+async def test_calls_after_a_crash_are_made_in_a_new_process(sandbox: Sandbox) -> None:
+    code = "import os\ndef f(n):\n    if n == 1: os._exit(0)\n    return n"
+    tests = [{"args": [n], "expected": n} for n in range(4)]
+    verdict = await judge(code, tests, kind="call", entry_point="f", sandbox=sandbox)
+    assert [test.verdict for test in verdict.tests] == ["pass", "runtime_error", "pass", "pass"]

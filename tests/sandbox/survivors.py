@@ -1,0 +1,76 @@
+"""What a sandbox may leave behind: nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo_agent.sandbox.inside import namespaces
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What this process can see of jobs: descriptors, mounts, files in the temporary directory, processes."""
+
+    descriptors: int
+    mounts: str
+    files: frozenset[str]
+
+
+def traces() -> Traces:
+    return Traces(
+        len(os.listdir("/proc/self/fd")),
+        Path("/proc/self/mounts").read_text(),
+        frozenset(name for name in os.listdir("/tmp") if name.startswith(("box", "gspo"))),
+    )
+
+
+def descendants(root: int) -> set[int]:
+    """Every process below `root`, and itself."""
+    children: dict[int, list[int]] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found, queue = {root}, [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found.update(below)
+        queue.extend(below)
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that still run; waits a moment for the kernel to finish with the others."""
+    deadline = time.monotonic() + 10
+    while True:
+        running = {pid for pid in pids if _state(pid) not in ("", "Z", "X")}
+        if not running or time.monotonic() > deadline:
+            return running
+        time.sleep(0.02)
+
+
+def with_job_ids() -> set[int]:
+    """Processes of any user id that only jobs have."""
+    identities = namespaces.choose_identities()
+    found = set()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            uid = os.stat(f"/proc/{pid}").st_uid
+        except OSError:
+            continue
+        if identities.many and identities.first < uid < identities.first + identities.count:
+            found.add(pid)
+    return found
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

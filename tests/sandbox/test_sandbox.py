@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from gspo_agent.errors import ConfigError, SandboxError
+from gspo_agent.sandbox import Sandbox, SandboxLimits, shared_sandbox
+from tests.sandbox import survivors
+
+SLEEP = "import time; time.sleep(60)"
+
+
+async def test_program_gets_its_input_and_gives_its_streams(sandbox: Sandbox) -> None:
+    code = "import sys\nprint(sys.stdin.read()[::-1])\nprint('bad', file=sys.stderr)\nsys.exit(3)"
+    result = await sandbox.run(code, stdin="abc")
+    assert (result.stdout, result.stderr) == (b"cba\n", b"bad\n")
+    assert (result.status, result.exit_code) == ("runtime_error", 3)
+    assert result.cpu_s > 0
+    assert result.wall_s > 0
+
+
+async def test_traceback_shows_the_code_and_no_harness(sandbox: Sandbox) -> None:
+    result = await sandbox.run("def f():\n    return 1 / 0\nf()")
+    assert result.stderr.decode() == (
+        "Traceback (most recent call last):\n"
+        '  File "main.py", line 3, in <module>\n    f()\n'
+        '  File "main.py", line 2, in f\n    return 1 / 0\n'
+        "ZeroDivisionError: division by zero\n"
+    )
+    assert (result.status, result.exit_code) == ("runtime_error", 1)
+
+
+async def test_syntax_error_is_told_apart(sandbox: Sandbox) -> None:
+    assert (await sandbox.run("def f(:")).status == "compile_error"
+
+
+async def test_program_behaves_as_under_a_plain_interpreter(sandbox: Sandbox) -> None:
+    code = """
+import atexit, os, sys, tempfile, subprocess, random
+atexit.register(print, "at exit")
+assert __name__ == "__main__" and sys.argv == ["main.py"]
+assert open("/dev/stdin").read() == "in"
+with tempfile.NamedTemporaryFile("w+") as file:
+    file.write("x")
+open("own.py", "w").write("value = 7")
+import own
+child = subprocess.run([sys.executable, "-c", "print(6 * 7)"], capture_output=True, text=True)
+print(own.value, os.getcwd(), child.stdout.strip(), child.stderr)
+"""
+    result = await sandbox.run(code, stdin="in")
+    assert result.stdout.decode() == "7 /box/work 42 \nat exit\n", result.stderr.decode()
+
+
+async def test_runs_of_a_batch_share_nothing(sandbox: Sandbox) -> None:
+    code = "import os, builtins\nprint(os.listdir('.'), hasattr(builtins, 'x'))\nopen('f','w').close(); builtins.x = 1"
+    results = await sandbox.run_many(code, ["", "", ""])
+    assert [result.stdout for result in results] == [b"[] False\n"] * 3
+
+
+async def test_batch_stops_when_told(sandbox: Sandbox) -> None:
+    results = await sandbox.run_many("print(input())", ["1", "2", "3"], stop=lambda result: result.stdout == b"2\n")
+    assert [result.stdout for result in results] == [b"1\n", b"2\n"]
+
+
+async def test_large_inputs_and_outputs_pass_whole(sandbox: Sandbox) -> None:
+    text = "x" * 3_000_000
+    result = await sandbox.run("print(input())", stdin=text)
+    assert result.stdout.decode() == text + "\n"
+    (call,) = await sandbox.call_many("def f(s): return s[::-1]", "f", [[text]])
+    assert call.value == text
+
+
+async def test_wall_limit_ends_a_program_that_only_waits(sandbox: Sandbox) -> None:
+    result = await sandbox.run(SLEEP, limits=SandboxLimits(wall_s=0.2))
+    assert result.status == "time_limit"
+    assert result.cpu_s < 1
+
+
+async def test_memory_of_all_processes_counts(sandbox: Sandbox) -> None:
+    code = (
+        "import os, time\nfor _ in range(4):\n    if os.fork() == 0: break\nx = bytearray(60_000_000)\ntime.sleep(30)"
+    )
+    assert (await sandbox.run(code, limits=SandboxLimits(memory_bytes=150 << 20))).status == "memory_limit"
+
+
+async def test_disk_is_limited_and_in_memory_only(sandbox: Sandbox) -> None:
+    code = "for i in range(9):\n    open(str(i), 'wb').write(bytes(1 << 20))"
+    result = await sandbox.run(code, limits=SandboxLimits(disk_bytes=4 << 20))
+    assert b"No space left" in result.stderr
+    result = await sandbox.run("for i in range(99): open(str(i), 'w')", limits=SandboxLimits(files=20))
+    assert b"No space left" in result.stderr
+
+
+async def test_cancelled_run_ends_its_processes() -> None:
+    async with Sandbox() as own:
+        task = asyncio.create_task(own.run(SLEEP))
+        before = survivors.descendants(own.server().pid)
+        await _until(lambda: len(survivors.descendants(own.server().pid) - before) == 2)
+        running = survivors.descendants(own.server().pid) - before
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not survivors.alive(running)
+        assert (await own.run("print(1)")).stdout == b"1\n"
+
+
+async def test_job_lost_with_the_fork_server_is_run_again() -> None:
+    async with Sandbox() as own:
+        first = own.server()
+        task = asyncio.create_task(own.run("import time; time.sleep(0.3); print('done')"))
+        await _until(lambda: len(survivors.descendants(first.pid)) >= 5)
+        below = survivors.descendants(first.pid)
+        os.kill(first.pid, signal.SIGKILL)
+        result = await task
+        assert (result.status, result.stdout) == ("ok", b"done\n")
+        assert own.server() is not first
+        assert not survivors.alive(below)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # what is waited for happens in other processes
+        await asyncio.sleep(0.01)
+
+
+async def test_many_jobs_at_once_wait_for_their_turn_and_none_is_mixed_up() -> None:
+    async with Sandbox(max_running=2) as own:
+        results = await asyncio.gather(*[own.run("print(input())", stdin=str(n)) for n in range(40)])
+    assert [result.stdout for result in results] == [b"%d\n" % n for n in range(40)]
+
+
+async def test_argument_that_is_no_data_is_refused_before_anything_runs(sandbox: Sandbox) -> None:
+    with pytest.raises(TypeError, match="object is not plain data"):
+        await sandbox.call_many("def f(x): return x", "f", [[object()]])
+
+
+async def test_closed_sandbox_and_unknown_backend_are_refused() -> None:
+    own = Sandbox()
+    await own.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await own.run("1")
+    with pytest.raises(ConfigError, match="'docker'; known are 'auto' and 'ns'"):
+        Sandbox("docker")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cpu_s = 0 is not above 0"):
+        SandboxLimits(cpu_s=0)
+
+
+async def test_shared_sandbox_is_one_and_comes_back_after_closing() -> None:
+    first = shared_sandbox()
+    assert shared_sandbox() is first
+    await first.close()
+    second = shared_sandbox()
+    assert second is not first
+    await second.close()
