@@ -45,7 +45,7 @@ class Call:
 def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall) -> Call | Message:
     """Checks one call; what is wrong with it is told to the model."""
     function: Mapping[str, Any] = call.get("function") or {}
-    name, reply_id = str(function.get("name") or ""), call.get("id") or id
+    name, reply_id = as_text(function.get("name") or ""), call.get("id") or id
     try:
         if "error" in call:
             raise ToolError(f"the call could not be read: {call['error']}")

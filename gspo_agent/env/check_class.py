@@ -38,8 +38,10 @@ def _hooks(kind: type[Env]) -> Iterator[Breach]:
         yield "metadata", 'lacks "render_modes"; write metadata = {"render_modes": []}'
     if kind.state_level not in _LEVELS:
         yield "state_level", f"{kind.state_level!r} is none of {', '.join(_LEVELS)}"
-    base = ToolEnv if issubclass(kind, ToolEnv) else Env
-    halves = [getattr(kind, name) is not getattr(base, name) for name in ("get_state", "set_state")]
+    if issubclass(kind, ToolEnv):
+        halves = [kind._save is not None, kind._load is not None]
+    else:
+        halves = [kind.get_state is not Env.get_state, kind.set_state is not Env.set_state]
     if any(halves) and not all(halves):
         yield "state", "get_state and set_state belong together; one of them is not overridden"
     if issubclass(kind, ToolEnv):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
+
+from gspo_agent.messages import Message, ToolCall
 
 REDACTED = "[redacted]"
 _SHORTEST = 4
@@ -30,3 +32,13 @@ def redact(value: Any, secrets: Iterable[str], names: Iterable[str] = ()) -> Any
     if isinstance(value, dict):
         return {key: REDACTED if key in names else redact(item, secrets) for key, item in value.items()}
     return value
+
+
+def redact_calls(message: Message, names: Mapping[str, Iterable[str]]) -> Message:
+    """`message` with the secret arguments of its tool calls replaced; `names` are those of each tool."""
+    calls: list[ToolCall] = []
+    for call in message.get("tool_calls") or []:
+        function: Any = call.get("function") or {}
+        hidden = redact(function.get("arguments"), (), names.get(function.get("name"), ()))
+        calls.append(cast(ToolCall, {**call, "function": {**function, "arguments": hidden}}))
+    return {**message, "tool_calls": calls} if calls else message

@@ -1,8 +1,8 @@
 """Python values as JSON and back, without loss: what `ToolEnv.get_state` writes and `set_state` reads.
 
 Plain JSON stays as it is. Everything else is an object with one key that starts with "$": tuples, sets, bytes, numpy
-arrays and scalars, floats that JSON lacks, integers beyond 64 bits, dicts whose keys are no strings, and references
-to a container that was met before (so that two attributes that hold one list still do after a restart).
+arrays and scalars, floats and texts that JSON lacks, integers beyond 64 bits, dicts whose keys are no strings, and
+references to a container that was met before (two attributes that hold one list still do after a restart).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 _MAX_INT = 2**63 - 1
+_MAX_DEPTH = 200
 
 
 class NotEncodable(Exception):
@@ -30,15 +31,33 @@ def decode(data: Any) -> Any:
     return _Decoder().decode(data)
 
 
+def encode_generator(generator: np.random.Generator | None) -> Any:
+    return None if generator is None else encode(generator.bit_generator.state, "np_random")
+
+
+def decode_generator(data: Any) -> np.random.Generator | None:
+    if data is None:
+        return None
+    state = decode(data)
+    bits = getattr(np.random, state["bit_generator"])()
+    bits.state = state
+    return np.random.Generator(bits)
+
+
 class _Encoder:
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
+        self.depth = 0
         self.alive: list[Any] = []  # an id is only unique while its object lives
 
     def encode(self, value: Any, place: str) -> Any:
         kind = type(value)
-        if value is None or kind is bool or kind is str:
+        if value is None or kind is bool:
             return value
+        if kind is str:
+            return (
+                value if value.isascii() or _has_utf8(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+            )
         if kind is int:
             return value if -_MAX_INT <= value <= _MAX_INT else {"$int": str(value)}
         if kind is float:
@@ -52,7 +71,12 @@ class _Encoder:
                 return {"$ref": self.seen[id(value)]}
             self.seen[id(value)] = len(self.seen)
             self.alive.append(value)
-            return self._container(kind, value, place)
+            self.depth += 1
+            if self.depth > _MAX_DEPTH:
+                raise NotEncodable(f"{place:.60}... is nested more than {_MAX_DEPTH} deep")
+            made = self._container(kind, value, place)
+            self.depth -= 1
+            return made
         raise NotEncodable(f"{place} is a {kind.__module__}.{kind.__qualname__}")
 
     def _container(self, kind: type, value: Any, place: str) -> Any:
@@ -124,8 +148,17 @@ class _Decoder:
         return made([self.decode(item) for item in body])
 
 
+def _has_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 _ATOMS: dict[str, Callable[[Any], Any]] = {
     "$int": int,
+    "$str": lambda body: bytes.fromhex(body).decode("utf-8", "surrogatepass"),
     "$float": float,
     "$bytes": base64.b64decode,
     "$scalar": lambda body: np.frombuffer(base64.b64decode(body[1]), dtype=body[0])[0],

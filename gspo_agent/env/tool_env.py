@@ -5,24 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import gymnasium
-import numpy as np
 
 from gspo_agent.env.calls import answer, prepare
 from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
-from gspo_agent.env.redaction import redact
+from gspo_agent.env.redaction import redact_calls
 from gspo_agent.env.scoring import weigh
 from gspo_agent.env.shared import Shared, shared_of
 from gspo_agent.env.spaces import is_message
-from gspo_agent.env.state import NotEncodable, decode, encode
+from gspo_agent.env.state import NotEncodable, decode, decode_generator, encode, encode_generator
 from gspo_agent.env.threads import DeadlinePassed, Lane, run_sync
 from gspo_agent.errors import EnvError, ToolError, boundary
-from gspo_agent.messages import Message, ToolCall, user
+from gspo_agent.messages import Message, user
 from gspo_agent.tools import Tool
 
 
@@ -43,6 +42,8 @@ class _Episode:
     ready: bool = False
     """`setup` and `prompt` went well."""
     closing: bool = False
+    keeping: bool = False
+    """The author's own get_state or set_state is running, so that super() in it means the attributes."""
     last_good: dict[str, Any] | None = None
     """The snapshot before the call that tainted the instance."""
 
@@ -65,7 +66,8 @@ class ToolEnv(Env):
     `final=True` that succeeds ends it too.
 
     The state is every attribute set at or after reset, and `np_random`. What `__init__` sets counts as the same in
-    every instance: binding it anew is kept, changing it in place is not.
+    every instance: binding it anew is kept, changing it in place is not. An author's own `get_state` and `set_state`
+    take the place of the attributes; `super().get_state()` in it gives those.
     """
 
     state_level: StateLevel = "state"
@@ -81,6 +83,9 @@ class ToolEnv(Env):
     _pairs = (("reset", "areset"), ("step", "astep"))
     _declared: ClassVar[Mapping[str, Tool]] = {}
     _framework: ClassVar[frozenset[str]]
+    _shares: ClassVar[bool] = False
+    _save: ClassVar[Callable[[ToolEnv], Any] | None] = None
+    _load: ClassVar[Callable[[ToolEnv, Any], None] | None] = None
 
     def setup(self, task: dict[str, Any]) -> Any:
         """Prepares the instance for `task`. Optional."""
@@ -135,8 +140,15 @@ class ToolEnv(Env):
             if hasattr(ToolEnv, name):
                 raise TypeError(f"{cls.__name__}.{name}: environments have a {name!r} of their own; rename the tool")
         cls._declared = {tool.name: tool for tool in found.values()}
-        if "close" in vars(cls):
-            cls.close = _once(vars(cls)["close"])  # type: ignore[method-assign]
+        own = vars(cls)
+        if "close" in own:
+            cls.close = _once(own["close"])  # type: ignore[method-assign]
+        cls._shares = cls._shares or "open_shared" in own
+        # The author's state is a part of ours: turn, task and generator have to come back with it.
+        for name, kept in (("get_state", "_save"), ("set_state", "_load")):
+            if name in own:
+                setattr(cls, kept, own[name])
+                delattr(cls, name)
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -160,15 +172,12 @@ class ToolEnv(Env):
         return messages, {}
 
     async def astep(self, action: Message) -> StepResult:
-        episode = self.__episode
-        if episode.tools is None or episode.done or self.tainted:
-            why = "while a call still runs" if self.tainted else "after its end" if episode.done else "before reset"
-            raise EnvError(f"{type(self).__name__}: step {why}")
+        episode = await self._going("step")
         messages: list[Message] = []
         final = True
         if calls := action.get("tool_calls"):
             ids = [f"{self.episode_id}/{episode.turn}/{position}" for position in range(len(calls))]
-            tools = episode.tools
+            tools = episode.tools or {}
             prepared = [prepare(self, tools, id, call) for id, call in zip(ids, calls, strict=True)]
             messages, final = await answer(self, prepared)
         # Only now: a step that is run again after a crash must give its calls the same ids.
@@ -181,9 +190,19 @@ class ToolEnv(Env):
     async def afinish(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
         if self.__episode.done:
             return 0.0, {}
-        if self.tainted:
-            raise EnvError(f"{type(self).__name__}: score while a call still runs; build it again from get_state()")
+        await self._going("score")
         return await self._end("")
+
+    async def _going(self, what: str) -> _Episode:
+        """The episode, if `what` can be done in it; after set_state also what reset would have brought."""
+        episode = self.__episode
+        if not episode.ready or episode.done or self.tainted:
+            why = "while a call still runs" if self.tainted else "after its end" if episode.done else "before reset"
+            raise EnvError(f"{type(self).__name__}: {what} {why}")
+        await self._open_shared()
+        if episode.tools is None:
+            self._use(await self._hook("tools"))
+        return episode
 
     async def aclose(self) -> None:
         try:
@@ -195,59 +214,79 @@ class ToolEnv(Env):
         """Task, turn, attributes and generator as JSON. Of a tainted instance: what was true before the call that
         tainted it; None where that is unknown, and the last committed state holds."""
         episode = self.__episode
+        if episode.keeping:
+            return encode(self._changed(), "self")
         kept = episode.last_good if self.tainted else self._snapshot()
         if kept is None:
             return None
-        return {"task": episode.task_json, "turn": episode.turn, "done": episode.done, **kept}
+        tools = {} if type(self).tools is ToolEnv.tools else {"tool_schemas": self.tool_schemas}
+        return {"task": episode.task_json, "turn": episode.turn, "done": episode.done, **kept, **tools}
 
     def set_state(self, state: Any) -> None:
-        self._remember_initial()
         episode = self.__episode
+        if episode.keeping:
+            self._bind(decode(state))
+            return
+        self._remember_initial()
         episode.task, episode.task_json = decode(state["task"]), state["task"]
         episode.turn, episode.done, episode.open, episode.ready = state["turn"], state["done"], True, True
-        attributes, generator = decode(state["attributes"]), decode(state["np_random"])
-        for name in vars(self).keys() - self._framework - attributes.keys() - (episode.initial or {}).keys():
-            delattr(self, name)
-        vars(self).update(attributes)
-        if generator is not None:
-            bits = getattr(np.random, generator["bit_generator"])()
-            bits.state = generator
-            self._np_random = np.random.Generator(bits)
-        if type(self).tools is ToolEnv.tools:
-            self._use(self._declared.values())
+        load, saved = type(self)._load, decode(state["attributes"])
+        if load is None:
+            self._bind(saved)
         else:
-            self._use(run_sync(self._hook("tools")))
+            with self._keeping("set_state"):
+                load(self, saved)
+        self._np_random = decode_generator(state["np_random"])
+        if "tool_schemas" in state:  # `tools` may be asynchronous; the next step asks it
+            episode.tools, self.tool_schemas = None, state["tool_schemas"]
+        else:
+            self._use(self._declared.values())
 
     def redact(self, message: Message) -> Message:
-        tools = self.__episode.tools or {}
-        calls = message.get("tool_calls") or []
-        secret = {name: tool.secrets for name, tool in tools.items() if tool.secrets}
-        if not secret or not calls:
-            return message
-        shown: list[ToolCall] = []
-        for call in calls:
-            function: Any = call.get("function") or {}
-            hidden = redact(function.get("arguments"), (), secret.get(function.get("name"), ()))
-            shown.append(cast(ToolCall, {**call, "function": {**function, "arguments": hidden}}))
-        return {**message, "tool_calls": shown}
+        names = {tool.name: tool.secrets for tool in (self.__episode.tools or {}).values() if tool.secrets}
+        return redact_calls(message, names) if names else message
 
     def _snapshot(self) -> dict[str, Any] | None:
         """Attributes and generator as JSON; None, and the level "none", where one of them has no such form."""
-        episode = self.__episode
-        initial = episode.initial or {}
-        changed = {
+        episode, save = self.__episode, type(self)._save
+        try:
+            if episode.task_json is None:
+                episode.task_json = encode(episode.task, "task")
+            if save is None:
+                saved = encode(self._changed(), "self")
+            else:
+                with self._keeping("get_state"):
+                    saved = encode(save(self), "get_state()")
+            return {"attributes": saved, "np_random": encode_generator(self._np_random)}
+        except NotEncodable as problem:
+            self.state_level, self.state_problem = "none", str(problem)
+            return None
+
+    @contextmanager
+    def _keeping(self, what: str) -> Iterator[None]:
+        self.__episode.keeping = True
+        try:
+            with boundary(EnvError, f"{type(self).__name__}.{what}"):
+                yield
+        except NotEncodable as problem:
+            raise problem from None
+        finally:
+            self.__episode.keeping = False
+
+    def _changed(self) -> dict[str, Any]:
+        """The attributes that are not as `__init__` left them."""
+        initial = self.__episode.initial or {}
+        return {
             name: value
             for name, value in vars(self).items()
             if name not in self._framework and (name not in initial or value is not initial[name])
         }
-        generator = None if self._np_random is None else self._np_random.bit_generator.state
-        try:
-            if episode.task_json is None:
-                episode.task_json = encode(episode.task, "task")
-            return {"attributes": encode(changed, "self"), "np_random": encode(generator, "np_random")}
-        except NotEncodable as problem:
-            self.state_level, self.state_problem = "none", str(problem)
-            return None
+
+    def _bind(self, attributes: dict[str, Any]) -> None:
+        initial = self.__episode.initial or {}
+        for name in vars(self).keys() - self._framework - attributes.keys() - initial.keys():
+            delattr(self, name)
+        vars(self).update(attributes)
 
     def _remember_initial(self) -> None:
         if self.__episode.initial is None:
@@ -310,7 +349,7 @@ class ToolEnv(Env):
         return self.__episode.closing
 
     async def _open_shared(self) -> None:
-        if type(self).open_shared.__func__ is not ToolEnv.open_shared.__func__ and self.shared is None:  # type: ignore[attr-defined]
+        if self._shares and self.shared is None:
             self.shared = await (self.__episode.shared or shared_of(type(self))).get()
 
     def _share(self, shared: Shared) -> None:

@@ -174,7 +174,7 @@ class Fragile(Stock):
 
 class Forgetful(Stock):
     def set_state(self, state: Any) -> None:
-        super().set_state({**state, "attributes": {**state["attributes"], "apples": 0}})
+        super().set_state({**state, "apples": 0})
 
     def get_state(self) -> Any:
         return super().get_state()

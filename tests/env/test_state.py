@@ -97,6 +97,20 @@ def test_what_has_no_json_form_is_named_with_its_place(value: Any, said: str) ->
         encode(value, "self")
 
 
+@pytest.mark.parametrize("text", ["\ud800", "é\udfff", "plain", "ü"])
+def test_every_text_has_a_form_that_utf8_can_hold(text: str) -> None:
+    json.dumps(encode({"a": text}), ensure_ascii=False).encode()
+    assert through_json([text]) == [text]
+
+
+def test_nesting_beyond_reason_is_named_and_no_crash() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(NotEncodable, match="nested more than 200 deep"):
+        encode(deep, "self")
+
+
 def test_a_subclass_is_not_taken_for_its_base() -> None:
     class Odd(dict[str, int]): ...
 

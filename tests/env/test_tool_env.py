@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gspo_agent.env import CallLog, CallMeta, ToolEnv, call_id, tool
-from gspo_agent.errors import EngineError, EnvError, SandboxError, ToolError, Unscored
+from gspo_agent.errors import EngineError, EnvError, SandboxError, StateLost, ToolError, Unscored
 from gspo_agent.messages import Message, assistant, call, user
 
 
@@ -575,6 +575,86 @@ async def test_tools_may_depend_on_the_task_and_come_back_with_the_state() -> No
     fresh.set_state(env.get_state())
     assert fresh.tool_schemas == env.tool_schemas
     assert len((await started(Choosing(), few=False)).tool_schemas) == 5
+
+
+class Container(ToolEnv):
+    """State that lives outside: only a handle is kept."""
+
+    state_level = "handle"
+    alive: dict[str, list[str]] = {"c1": []}  # noqa: RUF012
+
+    def setup(self, task: dict[str, Any]) -> None:
+        self.container = self.alive["c1"]
+        self.lock = threading.Lock()
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "?"
+
+    @tool
+    def put(self, text: str) -> str:
+        """Put."""
+        self.container.append(text)
+        return f"{call_id()} {self.np_random.integers(1000)}"
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return float(len(self.container) == task["size"])
+
+    def get_state(self) -> Any:
+        return b"c1"
+
+    def set_state(self, state: Any) -> None:
+        if state.decode() not in self.alive:
+            raise StateLost(f"container {state!r} is gone")
+        self.container = self.alive[state.decode()]
+
+
+async def test_an_authors_own_state_comes_back_with_turn_task_and_generator() -> None:
+    env = await started(Container(), size=2)
+    await env.astep(assistant("", [call("put", text="a")]))
+    state = json.loads(json.dumps(env.get_state()))
+    fresh = Container()
+    fresh.set_state(state)
+    expected = says(await env.astep(assistant("", [call("put", text="b")])))
+    Container.alive["c1"].pop()
+    assert says(await fresh.astep(assistant("", [call("put", text="b")]))) == expected
+    assert expected[0][0].startswith("/1/0 ")
+    assert (await fresh.astep(assistant("")))[1] == 1.0
+    Container.alive.clear()
+    with pytest.raises(StateLost, match="container b'c1' is gone"):
+        Container().set_state(state)
+
+
+async def test_super_inside_an_authors_state_gives_and_takes_the_attributes() -> None:
+    class Extended(Flaky):
+        def get_state(self) -> Any:
+            return {"more": len(self.rows), "base": super().get_state()}
+
+        def set_state(self, state: Any) -> None:
+            super().set_state(state["base"])
+            self.more = state["more"]
+
+    env = await started(Extended(), rows=[1, 2])
+    state = env.get_state()
+    fresh: Any = Extended()
+    fresh.set_state(json.loads(json.dumps(state)))
+    assert (fresh.more, fresh.rows, fresh.blob) == (2, [1, 2], b"\x00\xff")
+
+
+async def test_a_rebuilt_instance_has_what_its_episodes_share() -> None:
+    class Sharing(Flaky):
+        @classmethod
+        def open_shared(cls, **options: Any) -> Any:
+            return "index"
+
+        @tool
+        def look(self) -> Any:
+            """Look."""
+            return self.shared
+
+    env = await started(Sharing(), rows=[])
+    fresh = Sharing()
+    fresh.set_state(env.get_state())
+    assert says(await fresh.astep(assistant("", [call("look")]))) == [("index", "ok")]
 
 
 async def test_two_tools_of_one_name_are_refused() -> None:
