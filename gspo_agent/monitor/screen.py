@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from gspo_agent.config import Config
-from gspo_agent.monitor.curve import band_title, sparkline
-
-if TYPE_CHECKING:
-    from gspo_agent.run import Run
+from gspo_agent.monitor.curve import Point, band_title, sparkline
 
 _SECONDS_BETWEEN_CURVES = 10.0
 
@@ -24,7 +22,7 @@ class Screen:
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self.config = config
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self._phase, self._since = "starting", time.monotonic()
         self._done = self._total = 0
         self._progress: Callable[[], Any] | None = None
@@ -100,10 +98,9 @@ class Screen:
         self._last_curve = now
         return True
 
-    def finished(self, run: Run) -> None:
-        """Before and after, the curve as a line, and where everything lies."""
+    def finished(self, steps: Sequence[Point], held_out: Sequence[Point], curve: Path) -> None:
+        """Before and after, the curve as a line, and where the picture of it lies."""
         self.phase("done")
-        held_out, steps = run.evaluations(), run.steps()
         rates = [metrics["pass_rate"] for _, metrics in steps if "pass_rate" in metrics]
         self.console.print(f"{band_title(self.config.learner.loss.model_dump())}; {len(steps)} steps")
         if rates:
@@ -117,7 +114,7 @@ class Screen:
                 before, after = held_out[0][1].get(name), held_out[-1][1].get(name)
                 if before is not None and after is not None:
                     self.console.print(f"held out: {label:<21} {before:.3f} -> {after:.3f}", style="bold")
-        self.console.print(f"curve: {run.curve}   checkpoints: {run.checkpoints}")
+        self.console.print(f"curve: {curve}")
 
     def _now(self) -> Text:
         parts = [f"{self._phase} ({time.monotonic() - self._since:.0f} s)"]

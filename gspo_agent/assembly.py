@@ -1,0 +1,65 @@
+"""What a run is assembled from: environments, tasks, the model, the engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
+
+from gspo_agent.cold_start import make_model
+from gspo_agent.config import Config
+from gspo_agent.engine.local import LocalEngine
+from gspo_agent.env import EnvFactory
+from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout.collector import Source
+from gspo_agent.run import Run
+from gspo_agent.tasks import TaskSource
+
+# The screen shows what is going on.
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def env_factories(config: Config, env: type | Callable[..., Any] | None = None) -> list[EnvFactory]:
+    """One factory per [[env]]; `env` replaces the class of the first."""
+    return [EnvFactory(section, env if number == 0 else None) for number, section in enumerate(config.env)]
+
+
+def open_sources(config: Config, factories: Sequence[EnvFactory], split: str) -> list[Source]:
+    """The tasks of every [[env]] for one split. Raises TaskError before anything is loaded."""
+    return [
+        Source(
+            factory=factory,
+            tasks=TaskSource.open(factory, split, seed=config.run.seed, base_dir=config.base_dir),
+            limits=section.limits,
+            weight=section.weight,
+        )
+        for section, factory in zip(config.env, factories, strict=True)
+    ]
+
+
+def find_model(config: Config, factories: Sequence[EnvFactory], run: Run | None, screen: Screen) -> Path:
+    """Where the model to begin with lies; "tiny" is made on the spot and kept in the run directory."""
+    if config.model != "tiny":
+        path = Path(config.model).expanduser()
+        local = path if path.is_absolute() else config.base_dir / path
+        return local if local.exists() else Path(config.model)
+    if run is not None and run.model.exists():
+        return run.model
+    seed = config.run.seed if config.cold_start.seed is None else config.cold_start.seed
+    screen.phase("cold start: a small model learns from demonstrations")
+    made = make_model(config.cold_start, factories, seed, progress=screen.advance)
+    if run is None:
+        return made
+    temporary = run.model.with_name("model.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(made, temporary)
+    temporary.rename(run.model)
+    return run.model
+
+
+def local_engine(config: Config, model: Any) -> LocalEngine:
+    """The embedded engine, with weights of its own."""
+    return LocalEngine(model, max_running=config.engine.max_running, threads=config.engine.threads)

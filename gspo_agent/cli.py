@@ -1,0 +1,260 @@
+"""gspo-agent: every command, each a thin door to the room that does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from gspo_agent.errors import ConfigError, GspoAgentError
+
+if TYPE_CHECKING:
+    from gspo_agent.config import Config
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Reinforcement learning of multi-turn, tool-using language models.\n\n"
+    "Begin with `gspo-agent train examples/math.toml`: a small model learns to use a Python tool, on two CPU cores, "
+    "in a few minutes. Press Ctrl-C at any time; the same line goes on where it was.",
+)
+CUT = 130
+"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
+
+ConfigPath = Annotated[Path, typer.Argument(help="A TOML file, such as examples/math.toml.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Changes to the file: `learner.lr=1e-5`, `run.dir=runs/other`, `env.0.limits.turns=6`.",
+        show_default=False,
+    ),
+]
+RunDir = Annotated[Path, typer.Argument(help="A run directory, such as runs/math.", show_default=False)]
+EnvId = Annotated[
+    str,
+    typer.Argument(help="`gspo_agent/Calculator-v0`, a Gymnasium id, or `module:Class`.", show_default=False),
+]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    allow_changes: Annotated[
+        bool, typer.Option(help="Go on in a run directory whose model or environments were others.")
+    ] = False,
+) -> None:
+    """Train, or go on with a run that was cut.
+
+    The run directory (`run.dir`) holds everything. Whatever ended the last start (Ctrl-C, SIGTERM, a crash,
+    `kill -9`), the same line continues: episodes go on at the token, tool call or turn where they were.
+    """
+    from gspo_agent.config import Config
+
+    _train(Config.load(config, overrides or []), allow_changes)
+
+
+@app.command()
+def resume(run_dir: RunDir, overrides: Overrides = None) -> None:
+    """Go on with a run from its directory alone, with the configuration of its last start.
+
+    `gspo-agent resume runs/math run.steps=60` goes on to step 60.
+    """
+    from gspo_agent.run import Run
+
+    _train(Run.open(run_dir).config().override(overrides or []), allow_changes=False)
+
+
+@app.command()
+def status(
+    run_dir: RunDir,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Show where a run stands, alive or not: steps, groups, what each episode waits for, failures by cause."""
+    from gspo_agent.run import Run
+
+    run = Run.open(run_dir)
+    state = run.status()
+    print(json.dumps(asdict(state), default=str) if as_json else state)
+
+
+@app.command()
+def audit(run_dir: RunDir) -> None:
+    """Prove from its journal that a run lost no task, trained none twice and sampled no token again.
+
+    Needs no lock, so it also works on a live run and on a copy. Exit status 1 on a breach.
+    """
+    from gspo_agent.rollout.audit import audit as audit_journal
+    from gspo_agent.run import Run
+
+    result = audit_journal(Run.open(run_dir).journal)
+    print(result)
+    raise typer.Exit(bool(result.breaches))
+
+
+@app.command(name="eval")
+def evaluate(
+    config: Annotated[Path, typer.Argument(help="A TOML file or a run directory.", show_default=False)],
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="A model directory; default: the newest checkpoint.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per task: pass@1 to pass@k.")] = 1,
+) -> None:
+    """Measure a frozen policy on the held-out tasks: avg@k with its standard error, pass@k, tool use.
+
+    `gspo-agent eval runs/math --samples 4` measures the newest checkpoint of a run.
+    """
+    from gspo_agent.evaluate import evaluate_policy
+
+    metrics = _run(evaluate_policy(*_loaded(config, overrides), model=model, samples=samples))
+    print(json.dumps(metrics, indent=1))
+
+
+@app.command()
+def rollout(
+    config: Annotated[Path, typer.Argument(help="A TOML file or a run directory.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The JSONL file to write, one episode a line.", show_default=False)],
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="A model directory; default: the newest checkpoint.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 16,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    split: Annotated[str, typer.Option(help="Which tasks.")] = "train",
+) -> None:
+    """Run episodes without learning and write them down: messages, reward, token ids, logprobs, versions."""
+    from gspo_agent.evaluate import collect
+
+    written = _run(
+        collect(*_loaded(config, overrides), model=model, out=out, episodes=episodes, samples=samples, split=split)
+    )
+    print(f"{written} episodes in {out}")
+
+
+@app.command()
+def check(
+    env: EnvId,
+    model: Annotated[str | None, typer.Option(help="Also check the chat template of this model directory.")] = None,
+) -> None:
+    """Check an environment against the contract, and name each breach. Exit status 1 if there is any."""
+    from gspo_agent.chat import load_chat
+    from gspo_agent.env import check_env, load_env
+
+    breaches = check_env(load_env(env), load_chat(model) if model else None)
+    for breach in breaches:
+        print(f"- {breach}")
+    print(f"{env}: " + (f"{len(breaches)} breaches" if breaches else "keeps the contract"))
+    raise typer.Exit(bool(breaches))
+
+
+@app.command()
+def init_env(
+    name: Annotated[str, typer.Argument(help="The environment's name, such as `shop`.", show_default=False)],
+    directory: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),
+) -> None:
+    """Write a new tool-use environment with its test, ready to be changed. The test passes at once."""
+    from gspo_agent.scaffold import scaffold
+
+    written = scaffold(name, directory)
+    for path in written:
+        print(f"wrote {path}")
+
+
+@app.command()
+def init_model(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Copy the model here; default: leave it in the cache.")] = None,
+) -> None:
+    """Make the small model of a configuration: Qwen3's architecture and chat format, and a short supervised start.
+
+    `train` does this by itself; here it is for a look at the model before any reinforcement learning.
+    """
+    import shutil
+
+    from gspo_agent.assembly import env_factories, find_model
+    from gspo_agent.config import Config
+    from gspo_agent.monitor.screen import Screen
+
+    loaded = Config.load(config, overrides or [])
+    if loaded.model != "tiny":
+        raise ConfigError(f"{config}: model is {loaded.model!r}; only model = 'tiny' is made here")
+    with Screen(loaded) as screen:
+        made = find_model(loaded, env_factories(loaded), None, screen)
+    if out is not None:
+        made = shutil.copytree(made, out)
+    print(made)
+
+
+def main() -> None:
+    """The console script: errors of the framework are one message, without a traceback."""
+    # An environment in the user's folder is importable as module:Class, as with `python -m`.
+    sys.path.insert(0, os.getcwd())
+    try:
+        app()
+    except GspoAgentError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"{type(error).__name__}: {error}", markup=False)
+        sys.exit(1)
+
+
+def _loaded(path: Path, overrides: list[str] | None) -> tuple[Config, Any]:
+    """The configuration of a TOML file or of a run directory, and the run if there is one."""
+    from gspo_agent.config import Config
+    from gspo_agent.run import Run
+
+    if path.is_dir():
+        run = Run.open(path)
+        return run.config().override(overrides or []), run
+    return Config.load(path, overrides or []), None
+
+
+def _train(config: Config, allow_changes: bool) -> None:
+    from gspo_agent.trainer import train_async
+
+    _run(train_async(config, allow_changes=allow_changes))
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs `work`; the first SIGINT or SIGTERM cancels it (everything durable), a second one ends the process."""
+
+    async def guarded() -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, _stopper(task, loop))
+        return await work
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError:
+        print("stopped; the same line goes on from here", file=sys.stderr)
+    # Daemon threads may still be inside the learner: leave without waiting for them.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(CUT)
+
+
+def _stopper(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    cut = False
+
+    def stop() -> None:
+        nonlocal cut
+        if cut:
+            os._exit(CUT)
+        cut = True
+        task.cancel()
+
+    return stop
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""train(config): the loop, on one screen; and what it needs set up before.
+
+The order of its lines is the protocol of the journal: lease, step, checkpoint, commit, publish. A process that dies
+between any two of them leaves a run that the same command continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources
+from gspo_agent.chat import Chat, load_chat
+from gspo_agent.config import Config
+from gspo_agent.engine.local import LocalEngine
+from gspo_agent.engine.publish import publish
+from gspo_agent.env import EnvFactory
+from gspo_agent.evaluate import evaluate_held_out
+from gspo_agent.learner import checkpoint
+from gspo_agent.learner.batch import make_batch
+from gspo_agent.learner.learner import Learner
+from gspo_agent.monitor.metrics import staleness, summarise
+from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout.collector import Collector
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.rollout.ledger import Ledger
+from gspo_agent.run import Run
+from gspo_agent.trajectory import weight_version
+
+T = TypeVar("T")
+
+
+def train(config: Config, env: type | Callable[..., Any] | None = None, *, allow_changes: bool = False) -> Run:
+    """Trains until `config.run.steps`, going on where an earlier call on the same run directory stopped.
+
+    `env` replaces the class of the first `[[env]]`; its tasks, limits and options stay those of the configuration.
+    Blocks; use `train_async` inside a running event loop.
+    """
+    return asyncio.run(train_async(config, env, allow_changes=allow_changes))
+
+
+async def train_async(
+    config: Config,
+    env: type | Callable[..., Any] | None = None,
+    *,
+    allow_changes: bool = False,
+    screen: Screen | None = None,
+) -> Run:
+    """`train` as a coroutine. Cancelling it stops the run with everything durable."""
+    screen = screen or Screen(config)
+    factories = env_factories(config, env)
+    run = Run.prepare(config, allow_changes=allow_changes)
+    with screen, Journal.open(run.journal, durability=config.run.durability) as journal:
+        await Session(config, run, journal, screen, factories).run_to_end()
+    return run
+
+
+@dataclass(slots=True)
+class Session:
+    """One life of a run: from taking its lock to the last step or the cut."""
+
+    config: Config
+    run: Run
+    journal: Journal
+    screen: Screen
+    factories: Sequence[EnvFactory]
+
+    async def run_to_end(self) -> None:
+        config, run, screen = self.config, self.run, self.screen
+        ledger = Ledger(self.journal)
+        model_path = await off_loop(find_model, config, self.factories, run, screen)
+        chat = load_chat(model_path)
+        learner = await off_loop(self._learner, model_path)
+        last = ledger.last_step()
+        step = last.step if last else 0
+        if last is not None and last.checkpoint is not None:
+            screen.phase(f"restoring step {step}")
+            await off_loop(checkpoint.restore, learner, run.checkpoints / last.checkpoint, last.digest)
+        engine = local_engine(config, learner.model)
+        collector = Collector(
+            journal=self.journal,
+            ledger=ledger,
+            sources=open_sources(config, self.factories, "train"),
+            chat=chat,
+            engine=engine,
+            config=config.rollout,
+            seed=config.run.seed,
+        )
+        screen.watch(collector.progress, engine.stats)
+        try:
+            await publish(learner.weights(weight_version(self.journal.life, step)), engine)
+            await self._evaluate(step, chat, engine)
+            await collector.start(step)
+            step = await self._loop(step, ledger, learner, engine, collector, chat)
+            await collector.stop()
+            await self._evaluate(step, chat, engine)
+            await off_loop(run.draw)
+        finally:
+            screen.phase("stopping: writing down what is unfinished")
+            await collector.stop()
+            await engine.close()
+        screen.finished(run.steps(), run.evaluations(), run.curve)
+
+    async def _loop(
+        self, step: int, ledger: Ledger, learner: Learner, engine: LocalEngine, collector: Collector, chat: Chat
+    ) -> int:
+        """Consumes leases until the last step; each turn waits for enough groups, then for the learner."""
+        config, run, screen = self.config, self.run, self.screen
+        while step < config.run.steps:
+            screen.phase("waiting for groups")
+            lease = await collector.lease(config.rollout.groups_per_step, step=step + 1)
+            screen.phase("learning")
+            await engine.pause()
+            batch = make_batch(
+                lease.groups,
+                step=step + 1,
+                max_weight_lag=lease.max_weight_lag,
+                advantage_std=config.learner.advantage_std,
+            )
+            metrics = await off_loop(learner.step, batch)
+            step += 1
+            saved = None
+            if step % config.run.checkpoint_every == 0 or step == config.run.steps:
+                saved = await off_loop(checkpoint.save, learner, run.checkpoints, step)
+            episodes = [trajectory for group in lease.groups for trajectory in group.trajectories]
+            metrics |= summarise(episodes, config.evaluation.pass_threshold) | staleness(episodes, step)
+            metrics["groups/filtered"] = float(len(lease.filtered))
+            covered = None if saved is None else (saved.name, saved.digest)
+            await ledger.commit_step(step, lease, checkpoint=covered, metrics=metrics)
+            await publish(learner.weights(weight_version(self.journal.life, step)), engine)
+            await engine.resume()
+            screen.step(step, metrics)
+            if saved is not None:
+                checkpoint.prune(run.checkpoints, config.run.keep_checkpoints, {saved.name})
+            if step < config.run.steps:
+                await self._evaluate(step, chat, engine)
+            if screen.time_to_draw():
+                await off_loop(run.draw)
+        return step
+
+    async def _evaluate(self, step: int, chat: Chat, engine: LocalEngine) -> None:
+        """Measures the held-out tasks once per step, however often the run is started."""
+        every = self.config.evaluation.every
+        due = step in (0, self.config.run.steps) or bool(every and step % every == 0)
+        if not due or not self.config.evaluation.episodes or step in dict(self.run.evaluations()):
+            return
+        self.screen.phase(f"measuring {self.config.evaluation.episodes} held-out tasks")
+        evaluation = await evaluate_held_out(self.config, self.factories, chat, engine, self.screen.advance)
+        metrics = evaluation.metrics(self.config.evaluation.pass_threshold)
+        self.run.record_evaluation(step, metrics)
+        self.screen.evaluation(step, metrics)
+
+    def _learner(self, model_path: Path) -> Learner:
+        config = self.config
+        return Learner(
+            config.learner,
+            model_path,
+            temperature=config.rollout.temperature,
+            total_steps=config.run.steps,
+            seed=config.run.seed,
+            threads=config.engine.threads,
+        )
+
+
+async def off_loop(function: Callable[..., T], *arguments: Any) -> T:
+    """Runs a blocking function in a daemon thread, so that a cut never waits for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def work() -> None:
+        try:
+            outcome: Any = function(*arguments)
+            setter: Callable[[Any], None] = future.set_result
+        except BaseException as error:
+            outcome, setter = error, future.set_exception
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, setter, outcome)
+
+    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
+    return await future
