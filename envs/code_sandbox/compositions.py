@@ -2,7 +2,7 @@
 
 "sort, append an extreme" does not say which way to sort or which extreme; each task means one reading, drawn at
 random, and only its tests know which. Guessing blindly passes about two times in five, so it pays to run the visible
-tests, and to write the program again, in another reading, when they fail.
+tests, and to edit the program, to another reading, when they fail.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ OPERATIONS = (
 _MOST_AMBIGUOUS = 2
 
 _FIRST = 0.6
-_SHARES_FIRST = {"blind": 0.1, "tested": 0.1, "rewritten": 0.7, "rewritten unchecked": 0.1}
-_SHARES_THEN = {"blind": 0.6, "tested": 0.15, "rewritten": 0.18, "rewritten unchecked": 0.07}
+_SHARES_FIRST = {"blind": 0.1, "tested": 0.1, "corrected": 0.7, "corrected unchecked": 0.1}
+_SHARES_THEN = {"blind": 0.6, "tested": 0.15, "corrected": 0.18, "corrected unchecked": 0.07}
 """Of the demonstrations, before and after the part _FIRST of a cold start."""
 
-_PHRASES = {reading: operation.phrase for operation in OPERATIONS for reading in operation.readings}
 # These expressions are constants of this file; what a model writes never comes here.
 _FUNCTIONS: dict[str, Callable[[list[int]], list[int]]] = {
     reading: eval(f"lambda x: {reading}") for operation in OPERATIONS for reading in operation.readings
@@ -62,8 +61,8 @@ _FUNCTIONS: dict[str, Callable[[list[int]], list[int]]] = {
 
 
 def program(readings: Sequence[str]) -> str:
-    """The function that applies `readings` one after another, each under its instruction."""
-    lines = "".join(f"    # {_PHRASES[reading]}\n    x = {reading}\n" for reading in readings)
+    """The function that applies `readings` one after another."""
+    lines = "".join(f"    x = {reading}\n" for reading in readings)
     return f"def {ENTRY_POINT}(x):\n{lines}    return x\n"
 
 
@@ -167,32 +166,34 @@ def _result(readings: Sequence[str], x: list[int]) -> list[int] | None:
 def demonstration(rng: random.Random, progress: float, among: Sequence[tuple[Operation, ...]]) -> list[Message]:
     """One conversation that ends with the right program, for a cold start.
 
-    First mostly wrong readings, failed tests and rewrites, so that rewriting is learned at all; then mostly blind luck.
+    First mostly wrong readings, failed tests and edits, so that correcting is learned at all; then mostly blind luck.
     Every ending is right, but a model that imitates the lucky ones cannot know the reading. What is left to discover:
     that testing before finishing pays, and that a failed test is worth another try.
     """
     puzzle = draw(rng, among)
     shares = _SHARES_FIRST if progress < _FIRST else _SHARES_THEN
     kind = rng.choices(tuple(shares), tuple(shares.values()))[0]
-    messages = [user(puzzle.prompt)]
-    if kind in ("rewritten", "rewritten unchecked"):
-        tries = min(len(puzzle.others), rng.choice((1, 2)))
-        for readings in rng.sample(puzzle.others, tries):
-            messages += [*_write(readings), *_test(puzzle, readings)]
-    messages += _write(puzzle.meant)
-    if kind in ("tested", "rewritten"):
-        messages += _test(puzzle, puzzle.meant)
+    corrected = kind in ("corrected", "corrected unchecked")
+    readings = list(rng.choice(puzzle.others) if corrected else puzzle.meant)
+    messages = [user(puzzle.prompt), *_call("write", "written", code=program(readings))]
+    if kind != "blind":
+        messages += _test(puzzle, readings)
+    wrong = [i for i, meant in enumerate(puzzle.meant) if readings[i] != meant]
+    for i in rng.sample(wrong, len(wrong)):
+        messages += _call("edit", "edited", old=readings[i], new=puzzle.meant[i])
+        readings[i] = puzzle.meant[i]
+        if kind == "corrected" or tuple(readings) != puzzle.meant:
+            messages += _test(puzzle, readings)
     return [*messages, assistant("Done.")]
 
 
-def _write(readings: Sequence[str]) -> list[Message]:
-    return [assistant("", [call("write", code=program(readings))]), tool_result("written", name="write")]
-
-
 def _test(puzzle: Puzzle, readings: Sequence[str]) -> list[Message]:
-    if readings == puzzle.meant:
-        result = "passed"
-    else:
-        task = puzzle.task()
-        result = wrong_answer(task, task["public_tests"][0], repr(_result(readings, puzzle.public[0])))
-    return [assistant("", [call("test")]), tool_result(result, name="test")]
+    task = puzzle.task()
+    output = _result(readings, puzzle.public[0])
+    if tuple(readings) == puzzle.meant:
+        return _call("test", "passed")
+    return _call("test", wrong_answer(task, task["public_tests"][0], repr(output)))
+
+
+def _call(name: str, result: str, **arguments: str) -> list[Message]:
+    return [assistant("", [call(name, **arguments)]), tool_result(result, name=name)]

@@ -36,7 +36,7 @@ class CodeSandbox(ToolEnv):
         self.code: str | None = None
         self.passing: bool | None = None
         """Of the program that was written last; None: its visible tests were not run."""
-        self.test_runs = self.rewrites = 0
+        self.test_runs = self.corrections = 0
 
     def prompt(self, task: dict[str, Any]) -> str:
         return str(task["prompt"])
@@ -44,17 +44,24 @@ class CodeSandbox(ToolEnv):
     @tool
     def write(self, code: str) -> str:
         """Write the whole program."""
-        self.rewrites += self.passing is False
-        self.code, self.passing = code, None
+        self._replace(code)
         return "written"
+
+    @tool
+    def edit(self, old: str, new: str) -> str:
+        """Replace a part of the program."""
+        code = self._written()
+        found = code.count(old) if old else 0
+        if found != 1:
+            raise ToolError(f"the old part is in the program {found} times; give one that is there once")
+        self._replace(code.replace(old, new))
+        return "edited"
 
     @tool(idempotent=True)
     async def test(self) -> str:
         """Run the visible tests."""
-        if self.code is None:
-            raise ToolError("nothing is written yet; call write first")
-        tests = self.visible["public_tests"]
-        verdict = await _judge(self.code, self.visible, tests)
+        code, tests = self._written(), self.visible["public_tests"]
+        verdict = await _judge(code, self.visible, tests)
         self.test_runs += 1
         self.passing = verdict.verdict == "pass"
         if self.passing:
@@ -76,13 +83,22 @@ class CodeSandbox(ToolEnv):
         reward, info = await super().afinish(stop_reason)
         return reward, self._with_metrics(info)
 
+    def _written(self) -> str:
+        if self.code is None:
+            raise ToolError("nothing is written yet; call write first")
+        return self.code
+
+    def _replace(self, code: str) -> None:
+        self.corrections += self.passing is False
+        self.code, self.passing = code, None
+
     def _with_metrics(self, info: dict[str, Any]) -> dict[str, Any]:
         metrics = {
             "tested": float(self.test_runs > 0),
             "tested_before_finish": float(self.passing is not None),
             "finished_on_passed": float(self.passing is True),
             "test_runs": float(self.test_runs),
-            "rewrites": float(self.rewrites),
+            "corrections": float(self.corrections),
         }
         return {**info, "metrics": metrics}
 
@@ -97,7 +113,7 @@ class CodeSandbox(ToolEnv):
     ) -> tuple[list[Message], list[dict[str, Any]]]:
         """Training compositions, worked out with and without testing; see `compositions.demonstration`."""
         messages = demonstration(rng, progress, compositions("train"))
-        return messages, [cls.write.schema, cls.test.schema]
+        return messages, [declared.schema for declared in (cls.write, cls.edit, cls.test)]
 
 
 async def _judge(code: str, task: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> Verdict:

@@ -53,7 +53,7 @@ async def test_a_failed_test_says_what_is_wrong_and_a_rewrite_passes_the_hidden_
     assert ended
     assert reward == 1.0
     assert info["metrics"] == {
-        "tested": 1.0, "tested_before_finish": 1.0, "finished_on_passed": 1.0, "test_runs": 2.0, "rewrites": 1.0,
+        "tested": 1.0, "tested_before_finish": 1.0, "finished_on_passed": 1.0, "test_runs": 2.0, "corrections": 1.0,
     }  # fmt: skip
 
 
@@ -69,6 +69,18 @@ async def test_untested_and_unwritten_programs_are_judged_by_the_hidden_tests_al
 async def test_a_program_that_knows_only_the_visible_tests_fails() -> None:
     results, reward, _, _ = await play(CodeSandbox(), TASK, write("f = {2: 4, 3: 6}.get\n"), TEST, DONE)
     assert (results[-1], reward) == ("passed", 0.0)
+
+
+async def test_an_edit_replaces_a_part_that_is_there_once() -> None:
+    edit = assistant("", [call("edit", old="x * x", new="2 * x")])
+    results, reward, info, _ = await play(CodeSandbox(), TASK, write(SQUARE), TEST, edit, TEST, DONE)
+    assert results[2:] == ["edited", "passed"]
+    assert (reward, info["metrics"]["corrections"]) == (1.0, 1.0)
+    for old, times in (("x + x", 0), ("", 0), ("x", 3)):
+        edit = assistant("", [call("edit", old=old, new="y")])
+        results, _, info, _ = await play(CodeSandbox(), TASK, write(SQUARE), TEST, edit, DONE)
+        assert f"{times} times" in results[2]
+        assert (info["metrics"]["corrections"], info["metrics"]["tested_before_finish"]) == (0.0, 1.0)
 
 
 async def test_a_limit_of_the_runner_scores_what_is_written() -> None:
@@ -137,7 +149,7 @@ async def test_an_episode_goes_on_in_another_instance_from_its_state() -> None:
     second.set_state(json.loads(json.dumps(first.get_state())))
     await second.astep(write(DOUBLE))
     _, reward, _, _, info = await second.astep(DONE)
-    assert (reward, info["metrics"]["rewrites"], info["metrics"]["test_runs"]) == (1.0, 1.0, 1.0)
+    assert (reward, info["metrics"]["corrections"], info["metrics"]["test_runs"]) == (1.0, 1.0, 1.0)
 
 
 async def test_demonstrations_are_what_the_environment_would_have_answered() -> None:
