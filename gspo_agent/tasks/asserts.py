@@ -47,18 +47,15 @@ def check_body(source: str) -> str | None:
     return None
 
 
-def doctest_tests(docstring_source: str, name: str) -> list[dict[str, Any]]:
-    """Calls of `name` with literal arguments and results among the `>>>` examples."""
+def doctest_tests(source: str, name: str) -> list[dict[str, Any]]:
+    """Calls of `name` with literal arguments and results among the `>>>` examples of its docstring."""
     try:
-        examples = doctest.DocTestParser().get_examples(docstring_source)
-    except ValueError:
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
+        examples = doctest.DocTestParser().get_examples(ast.get_docstring(functions[-1]) or "")
+    except (SyntaxError, ValueError, IndexError, RecursionError, MemoryError):
         return []
-    tests = []
-    for example in examples:
-        found = call_tests(f"assert {example.source.strip()} == {example.want.strip()}", {name})
-        if found is not None:
-            tests += found[1]
-    return tests
+    found = [call_tests(f"assert {example.source.strip()} == {example.want.strip()}", {name}) for example in examples]
+    return [test for tests in found if tests is not None for test in tests[1]]
 
 
 def _comparison(test: ast.expr) -> tuple[str, dict[str, Any]] | None:
