@@ -100,11 +100,13 @@ def test_micro_batches_hold_every_trainable_row_once_within_the_limit(fresh: Bat
         assert all(part.inputs.numel() <= limit or len(part) == 1 for part in parts)
 
 
-def test_rows_of_one_trajectory_stay_in_one_micro_batch(fresh: Batch) -> None:
+def test_rows_of_one_trajectory_stay_in_one_micro_batch_and_count_once(model_path: Path, fresh: Batch) -> None:
     paired = replace(fresh, trajectory_ids=torch.arange(16) // 2)
     for part in micro_batches(paired, 1):
         assert len(part) == 2
         assert part.num_trajectories == 1
+    metrics = learner(model_path, micro_batch_tokens=1).step(paired)
+    assert metrics["trajectories"] == 8
 
 
 def test_what_a_tool_wrote_has_no_gradient_of_its_own(model_path: Path, fresh: Batch) -> None:
@@ -194,6 +196,12 @@ def test_a_gradient_that_is_not_finite_skips_the_update_and_is_counted(model_pat
     assert all(tensor.isfinite().all() for tensor in now)
     assert any(not torch.equal(tensor, then) for tensor, then in zip(now, before, strict=True))
     assert not torch.equal(moments, made.optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_no_gradient_is_carried_into_the_next_update(model_path: Path, fresh: Batch) -> None:
+    made = learner(model_path, lr=1e-12)
+    first = made.step(fresh)["grad_norm"]
+    assert made.step(fresh)["grad_norm"] == pytest.approx(first, rel=1e-3)
 
 
 def test_later_mini_batches_move_off_policy_and_are_counted_by_index(model_path: Path, fresh: Batch) -> None:

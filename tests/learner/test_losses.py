@@ -246,6 +246,16 @@ def test_a_token_without_a_logprob_is_neutral_and_counted() -> None:
     assert LOSSES["gspo"](**lost).metrics["no_logprob_tokens"] == 1
 
 
+def test_the_dual_clip_bounds_bad_trajectories_only() -> None:
+    new = torch.zeros(2, 1, dtype=torch.float64, requires_grad=True)
+    output = LOSSES["gspo"](
+        new, new.detach() - math.log(5), torch.ones(2, 1), tensor([1.0, -1.0]), clip_high=9.0, dual_clip=3.0
+    )
+    (gradient,) = torch.autograd.grad(output.loss, new)
+    assert gradient.flatten().tolist() == pytest.approx([-2.5, 0.0])
+    assert output.metrics["dual_clip_frac_seq"] == 0.5
+
+
 def test_metrics_do_not_carry_a_graph() -> None:
     tally = LOSSES["gspo"](**random_batch()).tally
     assert not any(value.requires_grad for value in (*tally.sums.values(), *tally.peaks.values()))
