@@ -230,5 +230,5 @@ def _without_titles(schema: Any) -> Any:
         if key in ("default", "enum", "const", "examples")
         else _without_titles(value)
         for key, value in schema.items()
-        if not (key == "title" and isinstance(value, str))
+        if key != "title"
     }

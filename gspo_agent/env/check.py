@@ -201,25 +201,29 @@ class _Check:
             over = terminated or truncated
             self.observation(f"tool {function['name']}", observation, empty=False)
             if before is not None and not env.tainted:
-                await self.twin(before, action, observation)
+                await self.twins(before, action, observation)
         if over or env.tainted:
             await self.end(env)
             return await self.fresh()
         return env
 
-    async def twin(self, before: Any, action: Message, observation: list[Message]) -> None:
-        """Another instance, at the state before `action`, must answer it alike."""
-        twin = self.make()
-        twin.set_state(json.loads(json.dumps(before)) if not isinstance(before, bytes) else before)
-        answered, *_ = await twin.astep(action)
-        if answered != observation:
-            name = action["tool_calls"][0]["function"]["name"]
+    async def twins(self, before: Any, action: Message, observation: list[Message]) -> None:
+        """Other instances, at the state before `action`, must answer it alike."""
+        answers = []
+        for _ in range(2):
+            twin = self.make()
+            twin.set_state(json.loads(json.dumps(before)) if not isinstance(before, bytes) else before)
+            answers.append((await twin.astep(action))[0])
+            await self.end(twin)
+        name = action["tool_calls"][0]["function"]["name"]
+        if answers[0] != answers[1]:
+            self.breach("state", f"two instances at one state answer {name} differently; draw from self.np_random")
+        elif answers[0] != observation:
             self.breach(
                 "state",
-                f"an instance rebuilt from get_state answers {name} with {_contents(answered)!r:.80} instead of "
+                f"an instance rebuilt from get_state answers {name} with {_contents(answers[0])!r:.80} instead of "
                 f"{_contents(observation)!r:.80}; what tools change in place is set in setup, not in __init__",
             )
-        await self.end(twin)
 
     async def state(self, env: Env) -> None:
         if env.state_level not in ("state", "handle"):

@@ -154,6 +154,13 @@ class InPlace(Stock):
         return len(self.seen)
 
 
+class Moody(Stock):
+    @tool
+    def count(self) -> str:
+        """Count."""
+        return str(random.random())
+
+
 class Leaky(Stock):
     def prompt(self, task: dict[str, Any]) -> str:
         self.key = "sk-1"
@@ -230,6 +237,7 @@ async def swallows(self: Any, action: Any) -> Any:
         (shop(tasks=classmethod(lambda cls, split, **options: [])), "tasks: 'train' is empty"),
         (shop(tasks=classmethod(lambda cls, split, **options: 1 / 0)), "tasks: raised ZeroDivisionError"),
         (InPlace, r"state: an instance rebuilt from get_state answers zero with \['0'\] instead of \['1'\]"),
+        (Moody, r"state: two instances at one state answer count differently; draw from self\.np_random"),
         (Leaky, "state: holds the secret 'key'; set it in __init__"),
         (Leaky, "tool count: secrets names 'nowhere', neither its argument nor an attribute"),
         (Fragile, r"tool count: .*Fragile\.count: ConnectionResetError: peer"),
