@@ -20,9 +20,10 @@ from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.events import Begun, Ended, fold
 from gspo_agent.rollout.journal import Journal, read_events
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Ready, Settled, Slot, choose
+from gspo_agent.rollout.prompts import SharedPrompts
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.restore import rebuild
-from gspo_agent.trajectory import Status
+from gspo_agent.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     # At run time it would bring transformers along.
@@ -95,11 +96,13 @@ class Collector:
         seed: int,
     ) -> None:
         self._journal, self._ledger, self._sources = journal, ledger, list(sources)
-        self._chat, self._engine, self._config, self._seed = chat, engine, config, seed
+        self._chat, self._engine, self._config, self._seed = SharedPrompts(chat), engine, config, seed
         self._tasks: set[asyncio.Task[None]] = set()
         self._active: dict[int, JournalRecorder] = {}
         self._open: set[int] = set()
         self._ready: list[Ready] = []
+        self._finished: dict[int, list[Trajectory]] = {}
+        """Group id -> members that ended in this life, until the group is handed out."""
         self._cursors: dict[int, int] = {}
         self._demand = config.groups_per_step
         self._topping_up, self._changed = asyncio.Event(), asyncio.Event()
@@ -143,12 +146,17 @@ class Collector:
             await self._changed.wait()
         self._check()
         lease = await self._ledger.lease(
-            step, num_groups, max_filtered=self._max_filtered, max_weight_lag=self._config.max_weight_lag
+            step,
+            num_groups,
+            max_filtered=self._max_filtered,
+            max_weight_lag=self._config.max_weight_lag,
+            finished=self._finished,
         )
         if lease is None:
             raise JournalError(f"{self._journal.path}: step {step} found fewer groups ready than the collector counts")
         taken = {group.id for group in lease.groups} | set(lease.filtered)
         self._ready = [group for group in self._ready if group.id not in taken]
+        self._finished = {group: ended for group, ended in self._finished.items() if group not in taken}
         self._topping_up.set()
         return lease
 
@@ -251,6 +259,8 @@ class Collector:
                 self._open.discard(group.id)
                 if settled.ready is not None:
                     self._ready.append(settled.ready)
+                else:
+                    self._finished.pop(group.id, None)
                 self._topping_up.set()
                 self._changed.set()
             following = settled.retry
@@ -295,6 +305,7 @@ class Collector:
             del self._active[slot.id]
         if recorder.settled is None:
             return None
+        self._finished.setdefault(group.id, []).append(episode.trajectory)
         settled = await asyncio.wrap_future(recorder.settled)
         self._count(recorder)
         return settled

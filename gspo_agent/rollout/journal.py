@@ -12,10 +12,10 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -25,7 +25,8 @@ from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import Event, Row, decode
 
 T = TypeVar("T")
-_LINGER = 0.01  # seconds in which write-behind rows gather into one transaction
+_LINGER = 0.02  # seconds in which write-behind rows gather into one transaction
+_SHORT_LINGER = 0.001  # the same where somebody waits
 _INSERT = "INSERT INTO events (slot, at, kind, data, token_ids, logprobs, state, blob) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -54,10 +55,11 @@ class Journal:
         self.blobs = BlobStore(path.parent / "blobs")
         self._connection, self._lock = connection, held
         self._durable_always = connection.execute("PRAGMA synchronous").fetchone()[0] == 2
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._hurry = threading.Event()
+        # Not a queue.Queue: waking the writer for every row would cost more than writing the row.
+        self._jobs: deque[_Job] = deque()
+        self._some, self._hurry = threading.Event(), threading.Event()
         self._failure: JournalError | None = None
-        self._closed = False
+        self._closed = self._last_batch = False
         self._last_beat = time.monotonic()
         self._writer = threading.Thread(target=self._write, name="journal", daemon=True)
         self._writer.start()
@@ -128,9 +130,10 @@ class Journal:
         if self._closed:
             return
         self._closed = True
-        self._jobs.put(_Job(function=lambda connection: lock.end_life(connection, self.life)))
-        self._jobs.put(None)
+        self._jobs.append(_Job(function=lambda connection: lock.end_life(connection, self.life)))
+        self._last_batch = True
         self._hurry.set()
+        self._some.set()
         self._writer.join()
         self._connection.close()
         self._lock.release()
@@ -152,26 +155,26 @@ class Journal:
             raise self._failure
         if self._closed:
             raise JournalError(f"{self.path} is closed")
-        self._jobs.put(job)
+        self._jobs.append(job)
         if job.waiter is not None:
             self._hurry.set()
+        if not self._some.is_set():
+            self._some.set()
 
     def _write(self) -> None:
         """The writer: waits for jobs, is woken by the first, commits all that came while it was busy at once."""
         while True:
-            try:
-                first = self._jobs.get(timeout=lock.HEARTBEAT)
-            except Empty:
-                self._commit([])
-                continue
-            self._hurry.wait(_LINGER)
+            self._some.wait(lock.HEARTBEAT)
+            if self._jobs and not self._last_batch:
+                if not self._hurry.is_set():
+                    self._hurry.wait(_LINGER)
+                time.sleep(_SHORT_LINGER)
+            last = self._last_batch
+            # In this order: what is put after the jobs are taken sets the flags again.
+            self._some.clear()
             self._hurry.clear()
-            batch = [first]
-            with contextlib.suppress(Empty):
-                while batch[-1] is not None:
-                    batch.append(self._jobs.get_nowait())
-            self._commit([job for job in batch if job is not None])
-            if batch[-1] is None:
+            self._commit([self._jobs.popleft() for _ in range(len(self._jobs))])
+            if last:
                 return
 
     def _commit(self, batch: list[_Job]) -> None:

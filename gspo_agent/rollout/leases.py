@@ -63,6 +63,7 @@ def take_lease(
     num_groups: int,
     max_filtered: int,
     max_weight_lag: int | None,
+    finished: Mapping[int, Sequence[Trajectory]],
 ) -> Lease | None:
     if connection.execute("SELECT 1 FROM steps WHERE step = ?", (step,)).fetchone():
         raise JournalError(f"step {step} is committed; it cannot be leased again")
@@ -78,19 +79,27 @@ def take_lease(
     rows = connection.execute(
         "SELECT group_id, filtered, max_weight_lag FROM leases WHERE step = ? ORDER BY position", (step,)
     ).fetchall()
-    groups = [_read_group(connection, blobs, group_id) for group_id, filtered, _ in rows if not filtered]
+    groups = [_read_group(connection, blobs, group_id, finished.get(group_id, ())) for group_id, filtered, _ in rows if not filtered]
     filtered = [group_id for group_id, filtered, _ in rows if filtered]
     lag = rows[0][2]
     return Lease(step, groups, filtered, lag, _masked_tokens(groups, step, lag))
 
 
-def _read_group(connection: sqlite3.Connection, blobs: BlobStore, group_id: int) -> Group:
+def _read_group(
+    connection: sqlite3.Connection, blobs: BlobStore, group_id: int, finished: Sequence[Trajectory]
+) -> Group:
+    """The group with its scored members; those that this life finished need not be read back."""
     (task,) = connection.execute("SELECT task FROM groups WHERE id = ?", (group_id,)).fetchone()
     rows = connection.execute(
-        "SELECT id, group_id, number, attempt, seed FROM slots WHERE group_id = ? AND state = 'done' ORDER BY number",
+        "SELECT id, number, attempt, seed FROM slots WHERE group_id = ? AND state = 'done' ORDER BY number",
         (group_id,),
     ).fetchall()
-    trajectories = [fold(Trajectory(*place), read_events(connection, slot, blobs)).trajectory for slot, *place in rows]
+    known = {(t.index, t.attempt): t for t in finished}
+    trajectories = [
+        known.get((number, attempt))
+        or fold(Trajectory(group_id, number, attempt, seed), read_events(connection, slot, blobs)).trajectory
+        for slot, number, attempt, seed in rows
+    ]
     return Group(group_id, orjson.loads(task), trajectories)
 
 

@@ -134,15 +134,22 @@ class Ledger:
         return self._now(lambda c: dict(c.execute("SELECT source, cursor FROM cursors").fetchall()))
 
     async def lease(
-        self, step: int, num_groups: int, *, max_filtered: int, max_weight_lag: int | None = None
+        self,
+        step: int,
+        num_groups: int,
+        *,
+        max_filtered: int,
+        max_weight_lag: int | None = None,
+        finished: Mapping[int, Sequence[Trajectory]] | None = None,
     ) -> Lease | None:
         """The lease of a step: the recorded one, or a new one; None where too few groups are ready.
 
-        Leaves out up to `max_filtered` groups without variance. Raises JournalError where the step is committed.
+        Leaves out up to `max_filtered` groups without variance. What is in `finished` (group id -> trajectories) is not
+        read back. Raises JournalError where the step is committed.
         """
         blobs = self._journal.blobs
         return await self._journal.transact(
-            lambda c: take_lease(c, blobs, step, num_groups, max_filtered, max_weight_lag)
+            lambda c: take_lease(c, blobs, step, num_groups, max_filtered, max_weight_lag, finished or {})
         )
 
     def episode(self, slot: Slot) -> Episode:

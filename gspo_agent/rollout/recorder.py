@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from gspo_agent.rollout.ledger import Ledger, Settled, Slot
 from gspo_agent.rollout.state import SAME, Same, State
 from gspo_agent.trajectory import Trajectory
 
+_PROCESS = uuid.uuid4().hex[:12]
+_requests = itertools.count(1)
 MAX_STATE_BYTES = 64 * 1024 * 1024
 INTERRUPTED = (
     "Interrupted: the process died while this was running. Nothing of it is left here; whether it had an effect "
@@ -30,8 +33,7 @@ class Recorder:
         """Set from outside: the episode stops at its next event and can be continued from there."""
         self.request_id = ""
         """Of the request that is being waited for; "" between requests."""
-        self._requests = 0
-        self._name = f"{uuid.uuid4().hex[:12]}.{trajectory.id}"
+        self._run = _PROCESS
 
     def record(self, *events: Event) -> None:
         """Applies events to the episode. All of them, or none, survive."""
@@ -52,8 +54,7 @@ class Recorder:
 
     def next_request(self) -> str:
         """A request id that is never used twice and of which no other one is a prefix: engines abort by prefix."""
-        self._requests += 1
-        self.request_id = f"{self._name}-{self._requests}/"
+        self.request_id = f"{self._run}.{self.episode.trajectory.id}-{next(_requests)}/"
         return self.request_id
 
 
@@ -73,7 +74,7 @@ class JournalRecorder(Recorder):
         """Why there is no state to go on from, where the environment's level promised one."""
         self._journal, self._ledger, self._slot = journal, ledger, slot
         self._max_state_bytes = max_state_bytes
-        self._name = f"{journal.run_id}.{journal.life}.{self.episode.trajectory.id}"
+        self._run = f"{journal.run_id}.{journal.life}"
         self._sampled_before = self.episode.sampled
 
     @property

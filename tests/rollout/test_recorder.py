@@ -76,6 +76,7 @@ async def killed_at(tmp: Path, env: type[Env], stop_at: str) -> Path:
             await Bank.reached.wait()
             while run.collector.progress().in_flight > 1:
                 await asyncio.sleep(0.001)
+        await run.journal.transact(lambda connection: None)
         shutil.copytree(path.parent, tmp / "killed")
         await run.collector.stop()
     Bank.stop_at = ""
