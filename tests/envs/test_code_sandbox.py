@@ -186,6 +186,13 @@ async def test_the_meant_program_passes_and_every_other_reading_fails_the_first_
             assert results[1].startswith("failed: f(")
 
 
+def test_readings_that_no_test_can_tell_apart_are_never_asked_for() -> None:
+    named = {operation.phrase: operation for operation in OPERATIONS}
+    vague = (named["put the length at an end"], named["sort"], named["reverse"])
+    clear = (named["sort"], named["put the length at an end"], named["reverse"])
+    assert {draw(random.Random(seed), [vague, clear]).operations for seed in range(20)} == {clear}
+
+
 def test_two_readings_are_never_the_same_program() -> None:
     readings = [reading for operation in OPERATIONS for reading in operation.readings]
     assert len(readings) == len(set(readings))
