@@ -247,10 +247,10 @@ def normalise(answer: str) -> str:
     for _ in range(3):
         answer = _WRAPPER.sub(r" \1 ", answer)
     answer = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", answer)
-    answer = re.sub(r"([\^_])\{([A-Za-z0-9])\}", r"\1\2", answer)
     answer = re.sub(r"\s+", " ", answer).strip().rstrip(".").strip()
     # A space matters only between two letters or digits: "7 3" is not 73.
-    return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", answer)
+    answer = re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", answer)
+    return re.sub(r"([\^_])\{([A-Za-z0-9])\}(?![A-Za-z0-9])", r"\1\2", answer)
 
 
 # Comparing

@@ -13,7 +13,7 @@ TIMED_OUT = "Error: timed out"
 _NUM_TASKS = {"train": 100_000, "test": 10_000}
 _COPYING = 0.25
 """Share of a cold start that only teaches to copy numbers; without it copying a tool's result never begins."""
-_USES_TOOL, _TRIES_AGAIN = 0.45, 0.5
+_USES_TOOL, _TRIES_AGAIN = 0.36, 0.5
 _MOST_CALLS = 3
 
 
@@ -93,7 +93,7 @@ def demonstration(rng: random.Random, progress: float, *, tool: bool, flaky: flo
     """One conversation, without its system message.
 
     The first quarter copies: numbers that are only repeated, and tool results, here arbitrary numbers, that are passed
-    on, after none to two time-outs. The rest are right answers: 45 in 100 by the tool, the others in the head, which
+    on, after none to two time-outs. The rest are right answers: 36 in 100 by the tool, the others in the head, which
     a small model cannot learn to do; after a time-out half call again and half answer in the head. All are in the
     final format. What is left to discover is which of these habits works: call the tool, and call it again.
     """

@@ -1,0 +1,145 @@
+"""The math verifier on its corpus: nothing wrong is accepted; what is not understood is said to be undecided."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.math_answer import MAX_ANSWER_CHARS, extract, normalise, verify
+from rewards.math_value import Rejected, read_value
+
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "cases" / "math.json").read_text())["cases"]
+RIGHT_NOW = 0.72
+"""Share of the corpus with the expected verdict; the rest are right answers that are still `undecided`."""
+
+
+def text_of(case: dict[str, Any]) -> str:
+    return case["text"] if "text" in case else "".join(part * times for part, times in case["text_parts"])
+
+
+def boxed(answer: str, gold: str) -> str:
+    return verify(rf"so \boxed{{{answer}}}", gold).reason
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c["expected"]], ids=lambda case: case["id"])
+def test_nothing_wrong_is_accepted(case: dict[str, Any]) -> None:
+    for anchors in (True, False):
+        verdict = verify(text_of(case), case["gold"], anchors=anchors)
+        assert not verdict.correct, verdict
+        assert verdict.scored
+
+
+def test_most_of_the_corpus_is_judged_right_and_no_right_answer_is_called_different() -> None:
+    verdicts = [(case, verify(text_of(case), case["gold"])) for case in CASES]
+    right = sum(verdict.correct == case["expected"] for case, verdict in verdicts)
+    assert right / len(CASES) >= RIGHT_NOW
+    missed = {case["id"]: verdict.reason for case, verdict in verdicts if case["expected"] and not verdict.correct}
+    assert set(missed.values()) == {"undecided", "no_answer:no_box", "different:num"}
+    assert [name for name, reason in missed.items() if reason == "different:num"] == ["tolerance-019"]  # asks rel_tol
+
+
+@given(st.fractions(max_denominator=999), st.fractions(max_denominator=999))
+def test_fractions_are_equal_exactly_when_their_values_are(a: Fraction, b: Fraction) -> None:
+    answer = (
+        rf"-\frac{{{-a.numerator}}}{{{a.denominator}}}" if a < 0 else rf"\dfrac{{{a.numerator}}}{{{a.denominator}}}"
+    )
+    assert verify(rf"\boxed{{{answer}}}", str(b)).correct == (a == b)
+    assert verify(rf"\boxed{{{answer}}}", f"{3 * a.numerator}/{3 * a.denominator}").correct
+
+
+@given(st.text(max_size=60))
+def test_any_text_gets_a_verdict_and_none_is_correct_by_accident(text: str) -> None:
+    verdict = verify(text, "918273645")
+    digits = "".join(str(unicodedata.decimal(letter, "")) for letter in text)
+    assert not verdict.correct or "918273645" in digits
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("046", "46"), ("48{,}750", "48750"), ("0.50", r"\frac12"), (r"2\frac{3}{5}", "13/5"), ("2 3/5", "2.6"),
+        ("3^{4}", "81"), (r"4.2 \times 10^{7}", "42000000"), (r"x = 2^4 = 16", "16"), (r"\{8, 3\}", "3, 8"),
+        (r"\left(4,-7\right)", "(4,-7)"), (r"[2,\frac{18}{2}]", "[2,9]"), (r"\text{(C)}", "C"), ("−18", "-18"),
+        ("１２", "12"), (r"\boxed{58}", "58"), ("58.", "58"), (r"\displaystyle 58", r"\(58\)"),
+    ],
+)  # fmt: skip
+def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
+    assert boxed(answer, gold).startswith("equal:")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "reason"),
+    [
+        ("7 3", "73", "undecided"),  # not glued
+        ("72 = 73", "73", "undecided"),  # every link of a chain
+        ("x=13", "y=13", "undecided"),
+        ("10^12", "1000000000000", "undecided"),  # TeX raises the 1 only
+        ("73, 74", "73", "different:type"),
+        ("(4,-7)", "(-7,4)", "different:collection"),
+        ("(2,9)", "[2,9]", "different:collection"),
+        ("(1,234)", "(1,235)", "undecided"),  # a pair, or a number in parentheses
+        ("12345678901234567891", "12345678901234567890", "different:num"),
+        ("9^{9^{9^9}}", "9", "rejected:too_large"),
+        ("2^{99999}", "9", "rejected:too_large"),
+        ("1" * (MAX_ANSWER_CHARS + 1), "1", "rejected:too_long"),
+        ("(" * 41 + "1" + ")" * 41, "1", "rejected:too_deep"),
+        ("1\x00", "1", "rejected:control_characters"),
+        ("1/0", "1", "undecided"),
+        ("5", "1/0", "gold_invalid"),
+        ("5", " ", "gold_invalid"),
+    ],
+)
+def test_what_is_not_equal_says_why(answer: str, gold: str, reason: str) -> None:
+    assert boxed(answer, gold) == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (r"\boxed{7} and then \boxed{9", "no_answer:unclosed_box"),
+        (r"\boxed{7} \boxed{}", "no_answer:empty_box"),
+        (r"<think>\boxed{7}", "no_answer:open_thinking"),
+        ("it is 7", "no_answer:no_box"),
+        (r"\boxed{2\boxed{7}}", "no_answer:mixed_box"),
+        (r"\boxed{7}\boxed{8}", "different:type"),
+        (r"\boxed{5} plus two is \boxed{7}", "equal:text"),
+        (r"<think>\boxed{5}</think>\fbox{7}", "equal:text"),
+        (r"\boxed {7} or \boxed{7}", "equal:text"),
+    ],
+)
+def test_only_the_last_box_outside_thinking_counts(text: str, reason: str) -> None:
+    assert verify(text, "7", anchors=False).reason == reason
+
+
+def test_an_anchor_counts_only_where_it_is_asked_for_and_not_when_hedged() -> None:
+    assert verify("The answer is 27.", "27").correct
+    assert not verify("The answer is 27.", "27", anchors=False).correct
+    assert verify("The answer is not 27.", "27").reason == "no_answer:hedged"
+    assert extract(r"The answer is 26. \boxed{27}") == "27"
+
+
+def test_a_gold_answer_may_stand_in_a_box_or_behind_hashes() -> None:
+    assert boxed("72", r"thus $\boxed{72}$").startswith("equal")
+    assert boxed("72", "18 * 4 = 72\n#### 72").startswith("equal")
+
+
+def test_normal_forms_glue_no_digits() -> None:
+    assert normalise("7 3") == "7 3"
+    assert normalise("10^{1}2") == "10^{1}2"
+    assert normalise(r"3 \, + \, x ^ {2}") == "3+x^2"
+
+
+def test_a_value_is_read_whole_or_not_at_all() -> None:
+    assert read_value("1+2*3") == 7
+    assert read_value("-2^2") == -4
+    for text in ("", "1+", "2x", "(1", "1)", "3!", "2(3)", "--9", "1..2", "0^{-1}"):
+        assert read_value(text) is None, text
+    with pytest.raises(Rejected, match="too_many_items"):
+        read_value(",".join(["1"] * 101))
