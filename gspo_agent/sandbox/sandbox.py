@@ -80,7 +80,9 @@ class Sandbox:
     def turns(self) -> asyncio.Semaphore:
         """Bounds the jobs that run at once, in the running event loop."""
         loop = asyncio.get_running_loop()
-        return self._turns.setdefault(loop, asyncio.Semaphore(self._max_running))
+        if loop not in self._turns:
+            self._turns[loop] = asyncio.Semaphore(self._max_running)
+        return self._turns[loop]
 
     async def run(self, code: str, *, stdin: bytes | str = b"", limits: SandboxLimits = _DEFAULT) -> RunResult:
         """Runs `code` as a program of its own, to its end or to a limit."""

@@ -141,6 +141,26 @@ async def test_lost_sandbox_is_an_infrastructure_error_and_never_a_score() -> No
     assert not verdict.scored
 
 
+async def test_answer_sent_ahead_of_its_question_is_an_error(sandbox: Sandbox) -> None:
+    """Even one that would be right: it does not carry the question's nonce."""
+    code = """
+import os, struct, threading, time
+def ahead():
+    time.sleep(0.1)
+    body = bytes(16) + b'{"value":7}'
+    os.write(3, struct.pack(">I", len(body)) + body)
+def f(n):
+    if n == 0:
+        threading.Thread(target=ahead).start()
+        return 0
+    time.sleep(0.5)
+    return 7
+"""
+    tests = [{"args": [0], "expected": 0}, {"args": [1], "expected": 7}]
+    verdict = await judge(code, tests, kind="call", entry_point="f", sandbox=sandbox)
+    assert [test.verdict for test in verdict.tests] == ["pass", "runtime_error"]
+
+
 async def test_calls_after_a_crash_are_made_in_a_new_process(sandbox: Sandbox) -> None:
     code = "import os\ndef f(n):\n    if n == 1: os._exit(0)\n    return n"
     tests = [{"args": [n], "expected": n} for n in range(4)]

@@ -132,6 +132,23 @@ async def test_many_jobs_at_once_wait_for_their_turn_and_none_is_mixed_up() -> N
     assert [result.stdout for result in results] == [b"%d\n" % n for n in range(40)]
 
 
+@pytest.mark.parametrize("target", ["0", "-1", "1", "os.getppid()"])
+async def test_signals_reach_only_the_programs_own_processes(target: str, sandbox: Sandbox) -> None:
+    server = sandbox.server()
+    for name in ("SIGINT", "SIGTERM", "SIGKILL"):
+        await sandbox.run(f"import os, signal\nos.kill({target}, signal.{name})")
+    results = await sandbox.run_many(f"import os\nos.kill({target}, 9)", [""] * 2)
+
+    assert sandbox.server() is server
+    assert server.alive
+    assert all(result.status != "infra_error" for result in results)
+
+
+async def test_installed_packages_of_the_interpreter_are_hidden(sandbox: Sandbox) -> None:
+    code = "import os, json\nlibrary = os.path.dirname(os.__file__)\nprint(os.listdir(library + '/site-packages'))"
+    assert (await sandbox.run(code)).stdout in (b"[]\n", b"")
+
+
 async def test_argument_that_is_no_data_is_refused_before_anything_runs(sandbox: Sandbox) -> None:
     with pytest.raises(TypeError, match="object is not plain data"):
         await sandbox.call_many("def f(x): return x", "f", [[object()]])

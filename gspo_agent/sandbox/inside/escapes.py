@@ -39,6 +39,11 @@ def breaches(secrets: list[str]) -> list[str]:
         "the user could become root": lambda: libc.setuid(0),
     }
     found += [name for name, call in calls.items() if call() == 0]
+    found += [
+        f"{path} is not mounted read-only"
+        for path in ("/", os.__file__, sys.executable)
+        if not os.statvfs(path).f_flag & os.ST_RDONLY
+    ]
     found += [f"{path} is visible" for path in secrets if os.path.lexists(path)]
     found += [
         f"the variable {name} is visible"

@@ -131,6 +131,7 @@ class _Server:
         for end in (self.wake, wake):
             end.setblocking(False)
         self.signalled = wake
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 is deaf to what it has no handler for
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         sys.set_int_max_str_digits(0)

@@ -41,7 +41,6 @@ def confine(
     limits: dict[str, Any], slot: int, seccomp: Filter, streams: tuple[int, int, int], answers: socket.socket | None
 ) -> None:
     """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
-    os.setsid()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
     _write("oom_score_adj", b"1000")
     for target, source in enumerate(streams):

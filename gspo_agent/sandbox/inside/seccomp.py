@@ -67,6 +67,8 @@ _REFUSED = {
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "setpriority": (141, 140),
     "ioprio_set": (251, 30),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),

@@ -1,0 +1,94 @@
+"""The same isolation for an ordinary user: one id, and a user namespace for each program instead of an id."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+PROGRAM = """
+import asyncio, json, os, sys
+sys.path.insert(0, sys.argv[1])
+from gspo_agent.sandbox import Sandbox, SandboxLimits
+from rewards.unit_tests import judge
+from tests.sandbox import cases
+
+LIMITS = SandboxLimits(cpu_s=0.5, wall_s=3, memory_bytes=128 << 20)
+FAILURES = {"wrong_answer", "runtime_error", "compile_error", "time_limit", "memory_limit", "output_limit"}
+
+async def main():
+    wrong, count = [], 0
+    async with Sandbox() as sandbox:
+        server = sandbox.server()
+        for case in cases.load():
+            if case["group"] not in ("escape", "limits", "hack-call", "correct-call"):
+                continue
+            compare = case.get("compare") if case["kind"] == "call" else None
+            verdict = await judge(case["code"], case["tests"], kind=case["kind"], entry_point=case.get("fn"),
+                                  cls=case.get("cls"), compare=compare, limits=LIMITS, sandbox=sandbox)
+            right = {"pass"} if case["expected"] == "pass" else set(case.get("fail_as") or FAILURES)
+            count += 1
+            if verdict.verdict not in right:
+                wrong.append((case["id"], verdict.verdict))
+        bomb = "import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass"
+        beside = "import os\\nfor _ in range(200):\\n    if os.fork() == 0: os._exit(0)\\n    os.wait()\\nprint('ok')"
+        results = await asyncio.gather(sandbox.run(bomb, limits=LIMITS), sandbox.run(beside))
+        for target in (0, -1, 1):
+            await sandbox.run(f"import os, signal\\nos.kill({target}, signal.SIGKILL)")
+        assert sandbox.server() is server and server.alive
+        async with await sandbox.session() as session:
+            await session.cell("import os, signal")
+            for number in (signal for signal in range(1, 32) if signal not in (9, 19)):
+                await session.cell(f"try: os.kill(1, {number})\\nexcept OSError: pass")
+            output = (await session.cell("6 * 7")).output
+    print(json.dumps([os.getuid(), server.own_uids, wrong, count, results[1].stdout.decode(), output]))
+
+asyncio.run(main())
+"""
+
+
+def _reachable_interpreter() -> str | None:
+    """One of at least 3.11 that another user may run; an interpreter below a private home is none."""
+    for path in (sys.executable, "/usr/local/bin/python3", "/usr/bin/python3"):
+        check = f"import sys; sys.exit(sys.version_info < (3, 11) or not __import__('os').access({str(ROOT)!r}, 4))"
+        if os.path.exists(path):
+            try:
+                if subprocess.run([path, "-c", check], user=NOBODY, group=NOBODY, cwd="/", check=False).returncode == 0:
+                    return path
+            except PermissionError:
+                continue
+    return None
+
+
+@pytest.mark.slow
+def test_ordinary_user_gets_the_same_verdicts() -> None:
+    if os.getuid() != 0:
+        pytest.skip("the other tests already run as an ordinary user")
+    interpreter = _reachable_interpreter()
+    if interpreter is None:
+        pytest.skip("no interpreter of at least Python 3.11 is readable for another user")
+    said = subprocess.run(
+        [interpreter, "-B", "-c", PROGRAM, str(ROOT)],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        cwd="/",
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    uid, own_uids, wrong, count, beside, output = json.loads(said.stdout)
+    assert (uid, own_uids) == (NOBODY, False)
+    assert wrong == []
+    assert count > 30
+    assert beside == "ok\n"  # a neighbour's fork bomb uses up its own processes only
+    assert output == "42\n"  # no signal from inside reaches the supervisor
