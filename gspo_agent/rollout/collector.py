@@ -109,6 +109,7 @@ class Collector:
         self._failures: Counter[str] = Counter()
         self._recent: deque[str | None] = deque(maxlen=_WINDOW)
         self._restarts = 0
+        self._without_state: set[str] = set()
         self._tokens = 0
         self._fatal: BaseException | None = None
         self._stopping = True
@@ -277,7 +278,7 @@ class Collector:
         env: Env | None = None
         try:
             env = source.factory.create()
-            if episode.turn >= 0 and episode.trajectory.status is not Status.TERMINATED:
+            if episode.needs_env:
                 env.call_log = recorder.call_log(env)
                 await rebuild(env, episode, dict(group.task))
             await run_episode(
@@ -300,6 +301,7 @@ class Collector:
         except Exception as fault:  # the environment could not be made or brought back
             recorder.record(Ended(Status.FAILED, f"{type(fault).__name__}: {fault}"))
         finally:
+            self._warn_of_lost_state(recorder)
             await self._close(env)
             self._tokens += recorder.sampled_now
             del self._active[slot.id]
@@ -318,6 +320,12 @@ class Collector:
         recorder = JournalRecorder(self._journal, self._ledger, slot)
         recorder.record(Begun(slot.seed, group.spec, slot.attempt, self._journal.life))
         return recorder
+
+    def _warn_of_lost_state(self, recorder: JournalRecorder) -> None:
+        problem = recorder.state_problem
+        if problem is not None and problem not in self._without_state:
+            self._without_state.add(problem)
+            _log.warning("episodes start again after a crash: %s", problem)
 
     async def _close(self, env: Env | None) -> None:
         if env is None:

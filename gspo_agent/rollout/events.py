@@ -97,6 +97,12 @@ class Episode:
         """Sampled tokens of the current turn."""
         return len(self.token_ids) - self.turn_start
 
+    @property
+    def needs_env(self) -> bool:
+        """Whether going on takes an environment that is where this episode stands."""
+        unscored = self.trajectory.stop_reason == StopReason.UNCLOSED_TURN
+        return self.turn >= 0 and (self.trajectory.status is Status.PARTIAL or unscored)
+
     def keep(self, state: State | Same | None) -> None:
         if not isinstance(state, Same):
             self.state = state

@@ -37,6 +37,8 @@ class _Job(NamedTuple):
     blobs: Mapping[str, bytes] = {}
     function: Callable[[sqlite3.Connection], Any] | None = None
     full: bool = False
+    afterwards: Callable[[sqlite3.Connection], Any] | None = None
+    """Runs when the transaction, and every other of its batch, is on disk."""
     waiter: Future[Any] | asyncio.Future[Any] | None = None
 
 
@@ -106,20 +108,22 @@ class Journal:
         slot: int = 0,
         events: Sequence[Event] = (),
         full: bool = False,
+        afterwards: Callable[[sqlite3.Connection], Any] | None = None,
     ) -> Future[T]:
         """Runs `function` in the writer, in one transaction with `events`, after all that was appended before.
 
-        An error of its own undoes its writes only. With `full` the disk is flushed before the future is done.
+        An error of its own undoes its writes only. With `full` the disk is flushed before the future is done, and
+        `afterwards` runs between the two.
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # whoever stops waiting does not undo the write
         job = _encode(slot, events)
-        self._put(job._replace(function=function, full=full, waiter=future))
+        self._put(job._replace(function=function, full=full, afterwards=afterwards, waiter=future))
         return future
 
-    async def transact(self, function: Callable[[sqlite3.Connection], T], *, full: bool = False) -> T:
+    async def transact(self, function: Callable[[sqlite3.Connection], T], **how: Any) -> T:
         """`submit`, awaited."""
-        return await asyncio.wrap_future(self.submit(function, full=full))
+        return await asyncio.wrap_future(self.submit(function, **how))
 
     def flush(self) -> None:
         """Blocks until all that was appended is on disk."""
@@ -219,6 +223,9 @@ class Journal:
         connection.execute("COMMIT")
         if full:
             connection.execute("PRAGMA synchronous = NORMAL")
+        for job in batch:
+            if job.afterwards is not None:
+                job.afterwards(connection)
         return outcomes
 
 

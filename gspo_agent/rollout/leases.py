@@ -79,7 +79,11 @@ def take_lease(
     rows = connection.execute(
         "SELECT group_id, filtered, max_weight_lag FROM leases WHERE step = ? ORDER BY position", (step,)
     ).fetchall()
-    groups = [_read_group(connection, blobs, group_id, finished.get(group_id, ())) for group_id, filtered, _ in rows if not filtered]
+    groups = [
+        _read_group(connection, blobs, group_id, finished.get(group_id, ()))
+        for group_id, filtered, _ in rows
+        if not filtered
+    ]
     filtered = [group_id for group_id, filtered, _ in rows if filtered]
     lag = rows[0][2]
     return Lease(step, groups, filtered, lag, _masked_tokens(groups, step, lag))

@@ -174,8 +174,11 @@ class Ledger:
         With a checkpoint (name, digest) the groups of this step, and of the steps since the last checkpoint, become
         consumed or filtered. Without one they stay leased: a restart trains them again.
         """
+        life = self._journal.life
         await self._journal.transact(
-            lambda c: commit_step(c, self._journal.life, step, lease, checkpoint, metrics or {}), full=True
+            lambda c: commit_step(c, life, step, lease, checkpoint, metrics or {}),
+            full=True,
+            afterwards=None if checkpoint is None else self._prune_blobs,
         )
 
     def last_step(self) -> StepRecord | None:
@@ -185,10 +188,9 @@ class Ledger:
     def status(self) -> RunStatus:
         return self._now(lambda c: run_status(c, self._journal.path))
 
-    def prune_blobs(self) -> int:
-        """Deletes the files that only settled groups refer to; returns how many."""
-        blobs = self._journal.blobs
-        return self._now(lambda c: blobs.prune(_needed_blobs(c)))
+    def _prune_blobs(self, connection: sqlite3.Connection) -> None:
+        """Deletes the files that only settled groups refer to. After a commit: a file comes before its row."""
+        self._journal.blobs.prune(_needed_blobs(connection))
 
     def _now(self, function: Callable[[sqlite3.Connection], T]) -> T:
         return self._journal.submit(function).result()

@@ -11,6 +11,7 @@ from gspo_agent.errors import JournalError
 
 APPLICATION_ID = 0x4753504F  # "GSPO"
 FORMAT = 1
+READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer
 
 TABLES = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -113,7 +114,7 @@ def read_only(path: Path) -> sqlite3.Connection:
     if not path.exists():
         raise JournalError(f"no journal at {path}; is this a run directory?")
     connection = sqlite3.connect(
-        f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, isolation_level=None, timeout=5.0
+        f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, isolation_level=None, timeout=READ_TIMEOUT
     )
     try:
         _check_identity(connection, path)

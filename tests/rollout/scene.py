@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +129,12 @@ class Run:
         self.journal.close()
 
 
+def nearly_fill(journal: Journal, pages: int) -> None:
+    """Lets the file grow by no more than `pages`, as a disk would that has no more room."""
+    (size,) = journal.submit(lambda c: c.execute("PRAGMA page_count").fetchone()).result(5)
+    journal.submit(lambda c: c.execute(f"PRAGMA max_page_count = {size + pages}")).result(5)
+
+
 def view(trajectory: Any, versions: bool = False) -> Any:
     """All that makes two trajectories the same, weight versions aside unless asked for."""
     rows = [
@@ -137,6 +144,13 @@ def view(trajectory: Any, versions: bool = False) -> Any:
     ]
     rewards = [(r.turn, r.value, dict(r.components)) for r in trajectory.rewards]
     return rows, rewards, trajectory.messages, trajectory.status, trajectory.stop_reason, trajectory.seed
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits for something that nobody announces."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def play_to_the_end(run: Run, step: int = 1, num_groups: int = 1) -> list[Any]:

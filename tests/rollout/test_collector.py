@@ -18,7 +18,7 @@ from gspo_agent.errors import EnvError, JournalError
 from gspo_agent.rollout import collector as module
 from gspo_agent.rollout.ledger import read_status
 from gspo_agent.testing import ScriptedEngine
-from tests.rollout.scene import CHAT, Run, Shop, play_to_the_end, shopper, view
+from tests.rollout.scene import CHAT, Run, Shop, nearly_fill, play_to_the_end, shopper, until, view
 
 
 def config(**changes: Any) -> RolloutConfig:
@@ -65,8 +65,7 @@ async def test_slow_groups_stay_in_flight_and_go_on_under_the_next_weights(fast_
 async def test_finished_surplus_groups_are_the_next_lease_and_generate_nothing(fast_path: Path) -> None:
     with Run(fast_path / "journal.sqlite", Shop, config()) as run:
         await run.collector.start(0)
-        while run.collector.progress().ready_groups < 4:
-            await asyncio.sleep(0.001)
+        await until(lambda: run.collector.progress().ready_groups >= 4)
         asked = len(run.engine.requests)
         first = await run.collector.lease(2, step=1)
         second = await run.ledger.lease(2, 2, max_filtered=0)
@@ -210,8 +209,7 @@ async def test_stop_is_prompt_with_a_tool_and_a_request_that_hang_and_loses_no_t
     engine.hold_at = 330
     with Run(fast_path / "journal.sqlite", Hanging, config(group_size=4), engine=engine) as run:
         await run.collector.start(0)
-        while run.collector.progress().generating + run.collector.progress().in_tools < 16:
-            await asyncio.sleep(0.001)
+        await until(lambda: run.collector.progress().generating + run.collector.progress().in_tools >= 16)
         await asyncio.sleep(0.05)
         before = time.monotonic()
         await run.collector.stop()
@@ -229,8 +227,7 @@ async def test_stop_with_a_paused_engine_is_prompt(fast_path: Path) -> None:
     with Run(fast_path / "journal.sqlite", Shop, config()) as run:
         await run.engine.pause()
         await run.collector.start(0)
-        while run.collector.progress().generating < 8:
-            await asyncio.sleep(0.001)
+        await until(lambda: run.collector.progress().generating >= 8)
         before = time.monotonic()
         await run.collector.stop()
         assert time.monotonic() - before < 2.0
@@ -249,8 +246,7 @@ async def test_another_process_sees_what_every_episode_waits_for(fast_path: Path
     engine.slow = {"2"}
     with Run(path, Waiting, config(over_provision=1.0), engine=engine) as run:
         await run.collector.start(0)
-        while run.collector.progress().in_tools < 2:
-            await asyncio.sleep(0.001)
+        await until(lambda: run.collector.progress().in_tools >= 2)
         await asyncio.sleep(0.05)
         code = "import sys; from gspo_agent.rollout.ledger import read_status; print(read_status(sys.argv[1]))"
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path), stdout=-1, stderr=-1)
@@ -268,13 +264,11 @@ async def test_another_process_sees_what_every_episode_waits_for(fast_path: Path
 
 
 async def test_a_broken_journal_reaches_whoever_waits_for_a_lease(fast_path: Path) -> None:
-    with pytest.raises(JournalError, match="full"):  # noqa: PT012
-        with Run(fast_path / "journal.sqlite", Shop, config()) as run:
-            pages = run.journal.submit(lambda c: c.execute("PRAGMA page_count").fetchone()[0]).result(5)
-            run.journal.submit(lambda c: c.execute(f"PRAGMA max_page_count = {pages + 2}")).result(5)
-            await run.collector.start(0)
-            async with asyncio.timeout(10):
-                await run.collector.lease(2, step=1)
+    with pytest.raises(JournalError, match="full"), Run(fast_path / "journal.sqlite", Shop, config()) as run:  # noqa: PT012
+        nearly_fill(run.journal, 2)
+        await run.collector.start(0)
+        async with asyncio.timeout(10):
+            await run.collector.lease(2, step=1)
 
 
 async def test_sources_get_their_share_and_a_restart_decides_alike(fast_path: Path) -> None:

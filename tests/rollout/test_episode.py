@@ -19,15 +19,9 @@ from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.recorder import Recorder
 from gspo_agent.testing import ByteChat, ScriptedEngine
 from gspo_agent.trajectory import Status, Trajectory, weight_version
-from tests.rollout.scene import CHAT, Guess, Run, Shop, guesser, play_to_the_end, sampled_again, shopper, view
+from tests.rollout.scene import CHAT, Guess, Run, Shop, guesser, play_to_the_end, sampled_again, shopper, until, view
 
 ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, journal_tokens=7, filter_zero_variance=False)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def _at_rest(run: Run) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import sqlite3
@@ -35,6 +34,7 @@ from gspo_agent.rollout.journal import Journal, read_events
 from gspo_agent.rollout.ledger import Ledger, read_status
 from gspo_agent.rollout.state import SAME, State
 from gspo_agent.trajectory import Segment, Status
+from tests.rollout.scene import nearly_fill
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -246,22 +246,18 @@ def test_a_damaged_row_is_named(fast_path: Path) -> None:
 
 
 async def test_a_full_disk_surfaces_and_nothing_goes_on(fast_path: Path) -> None:
-    with pytest.raises(JournalError, match="full; free some space"):  # noqa: PT012
-        with Journal.open(fast_path / "journal.sqlite") as journal:
-            ledger = Ledger(journal)
-            pages = journal.submit(lambda c: c.execute("PRAGMA page_count").fetchone()[0]).result(5)
-            journal.submit(lambda c: c.execute(f"PRAGMA max_page_count = {pages + 4}")).result(5)
-            async with asyncio.timeout(10):
-                while True:
-                    await journal.durable(1, CallBegun("x" * 3000, "f", {}))
-                    ledger.status()
+    path = fast_path / "journal.sqlite"
+    with pytest.raises(JournalError, match="full; free some space"), Journal.open(path) as journal:  # noqa: PT012
+        nearly_fill(journal, 4)
+        for _ in range(1000):
+            await journal.durable(1, CallBegun("x" * 3000, "f", {}))
     with Journal.open(fast_path / "journal.sqlite") as journal:
         kept = journal.submit(lambda c: read_events(c, 1, journal.blobs)).result(5)
         assert len(kept) >= 1
 
 
 async def test_a_blob_that_cannot_be_written_surfaces(fast_path: Path) -> None:
-    with pytest.raises(JournalError, match="blobs"), Journal.open(fast_path / "journal.sqlite") as journal:
+    with pytest.raises(JournalError, match="blobs"), Journal.open(fast_path / "journal.sqlite") as journal:  # noqa: PT012
         (fast_path / "blobs").write_text("in the way")
         await journal.durable(1, CallEnded("a", {}, State.of("x" * 100_000)))
 
@@ -314,3 +310,28 @@ def test_a_life_is_never_used_twice(tmp_path: Path) -> None:
 def test_status_of_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is this a run directory"):
         read_status(tmp_path / "journal.sqlite")
+
+
+def test_a_network_file_system_is_told_by_its_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not schema.on_network(tmp_path / "journal.sqlite")
+    mounts = f"/dev/vda / ext4 rw 0 0\nhost:/x {tmp_path} nfs4 rw 0 0\n/dev/vdb {tmp_path}/local ext4 rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: mounts)
+    assert schema.on_network(tmp_path / "journal.sqlite")
+    assert schema.on_network(tmp_path / "deeper" / "journal.sqlite")
+    assert not schema.on_network(tmp_path / "local" / "journal.sqlite")
+    assert not schema.on_network(Path("/elsewhere/journal.sqlite"))
+
+
+def test_on_a_network_file_system_only_the_running_process_tells_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "on_network", lambda path: True)
+    monkeypatch.setattr(schema, "READ_TIMEOUT", 0.1)
+    path = tmp_path / "journal.sqlite"
+    with Journal.open(path) as journal:
+        journal.append(1, CallBegun("a", "f", {}))
+        assert Ledger(journal).status().life == 1
+        assert not Path(f"{path}-shm").exists()
+        with pytest.raises(JournalError, match="another process has it open"):
+            read_status(path)
+    assert read_status(path).life == 1

@@ -148,7 +148,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert status.groups.get("consumed", 0) == sum(len(self.leased[step][0]) for step in covered)
         assert status.groups.get("filtered", 0) == sum(len(self.leased[step][1]) for step in covered)
         uncovered = [step for step in self.leased if step > self.covered]
-        assert status.groups.get("leased", 0) == sum(len(sum(self.leased[step], [])) for step in uncovered)
+        assert status.groups.get("leased", 0) == sum(len(group) for step in uncovered for group in self.leased[step])
         assert status.groups.get("given_up", 0) == len(self.given_up)
         open_groups = {slot.group_id for slot in self.slots()}
         assert status.groups.get("open", 0) == len(open_groups)

@@ -12,12 +12,13 @@ import pytest
 
 from gspo_agent.config import RolloutConfig
 from gspo_agent.env import Env, ToolEnv, tool
-from gspo_agent.messages import Message, call, user
+from gspo_agent.messages import Message, assistant, call, user
+from gspo_agent.rollout.events import Acted, Begun, Observed, Sampled
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.state import SAME, State
 from gspo_agent.testing import ByteChat, ScriptedEngine
-from gspo_agent.trajectory import Status
-from tests.rollout.scene import CHAT, Run, play_to_the_end
+from gspo_agent.trajectory import Segment, Status
+from tests.rollout.scene import CHAT, Run, play_to_the_end, until
 
 ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
 
@@ -74,8 +75,7 @@ async def killed_at(tmp: Path, env: type[Env], stop_at: str) -> Path:
         await run.collector.start(0)
         async with asyncio.timeout(10):
             await Bank.reached.wait()
-            while run.collector.progress().in_flight > 1:
-                await asyncio.sleep(0.001)
+            await until(lambda: run.collector.progress().in_flight <= 1)
         await run.journal.transact(lambda connection: None)
         shutil.copytree(path.parent, tmp / "killed")
         await run.collector.stop()
@@ -182,6 +182,27 @@ async def test_an_episode_without_a_way_back_starts_again_and_costs_no_attempt(f
     assert first.reward == 6.0
 
 
+@pytest.mark.parametrize(("terminated", "reason"), [(True, "terminated"), (False, "environment")])
+async def test_an_episode_that_was_over_needs_no_environment_to_end(
+    fast_path: Path, terminated: bool, reason: str
+) -> None:
+    """Killed after the last observation and before the end: even without a state nothing is played again."""
+    path = fast_path / "journal.sqlite"
+    turn = Segment(CHAT.turn("done"), "policy", [-1.0] * 5, 0)
+    with Run(path, Bank, ONE) as run:
+        group = await run.collector._create()
+        for slot in group.slots:
+            recorder = JournalRecorder(run.journal, run.ledger, slot)
+            recorder.record(Begun(slot.seed, "shop", 0, 1))
+            recorder.record(Observed(0, [user("go")], CHAT.open([user("go")], []), tools=[]))
+            recorder.record(Sampled(0, 5, [turn], "r", "stop"), Acted(assistant("done")))
+            recorder.record(Observed(1, [], (), 0.5, terminated, not terminated))
+    with Run(path, Bank, ONE, engine=ScriptedEngine(payer)) as run:
+        trajectories = await play_to_the_end(run)
+        assert run.engine.requests == []
+    assert [(t.id, t.stop_reason, t.reward) for t in trajectories] == [("1.0.0", reason, 0.5), ("1.1.0", reason, 0.5)]
+
+
 async def test_a_replay_that_answers_differently_fails_and_is_filled_again(fast_path: Path) -> None:
     class Moody(Env):
         state_level = "replay"
@@ -203,8 +224,7 @@ async def test_a_replay_that_answers_differently_fails_and_is_filled_again(fast_
         engine.hold_at = 5 + len(payer([256 + 2], 0)) + 6
         await run.collector.start(0)
         async with asyncio.timeout(10):
-            while len(engine.held) < 2:
-                await asyncio.sleep(0.001)
+            await until(lambda: len(engine.held) >= 2)
         await run.collector.stop()
     Moody.mood = "bad"
     with Run(path, Moody, ONE, engine=ScriptedEngine(payer)) as run:
