@@ -124,7 +124,9 @@ def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) 
     handle = None
     with contextlib.suppress(OSError):
         handle = os.pidfd_open(process.pid)
-        select.select([handle], [], [], 2.0)
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        ended.poll(2000)
     if handle is not None:
         os.close(handle)
     process.kill()

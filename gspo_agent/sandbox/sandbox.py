@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import os
 import threading
@@ -212,10 +211,9 @@ _sharing = threading.Lock()
 
 
 def shared_sandbox() -> Sandbox:
-    """The process's own sandbox, started at its first job and closed at exit."""
+    """The process's own sandbox, started at its first job; it ends with the process."""
     global _shared
     with _sharing:
         if _shared is None or _shared._closed:
             _shared = Sandbox()
-            atexit.register(_shared.close_now)
         return _shared

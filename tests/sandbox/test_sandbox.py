@@ -121,6 +121,31 @@ async def test_job_lost_with_the_fork_server_is_run_again() -> None:
         assert not survivors.alive(below)
 
 
+@pytest.mark.slow
+async def test_servers_killed_at_random_moments_never_change_an_answer() -> None:
+    async with Sandbox(max_running=4) as own:
+        own.server()
+
+        async def kill() -> None:
+            for n in range(6):
+                await asyncio.sleep(0.05 + 0.03 * n)
+                below = sorted(survivors.descendants(own.server().pid))
+                os.kill(below[n % 3], signal.SIGKILL)  # launcher, outer, server
+
+        runs = [own.run("print(input())", stdin=str(n)) for n in range(60)]
+        calls = [own.call_many("def f(x): return x + 1", "f", [[n], [n + 1]]) for n in range(60)]
+        _, run_results, call_results = await asyncio.gather(kill(), asyncio.gather(*runs), asyncio.gather(*calls))
+        after = await own.run("print('clean')")
+    lost = 0
+    for n, (result, answers) in enumerate(zip(run_results, call_results, strict=True)):
+        lost += result.status == "infra_error"
+        assert result.status == "infra_error" or (result.status, result.stdout) == ("ok", b"%d\n" % n)
+        for position, answer in enumerate(answers):
+            assert answer.status == "infra_error" or (answer.status, answer.value) == ("ok", n + position + 1)
+    assert lost < 30
+    assert after.stdout == b"clean\n"
+
+
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110  # what is waited for happens in other processes
         await asyncio.sleep(0.01)

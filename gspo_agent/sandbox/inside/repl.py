@@ -20,8 +20,9 @@ _STATUS = {_OK: "ok", _FLOODED: "output_limit"}  # claims of the code about itse
 def serve_session(job: Job) -> None:
     """The supervisor's side: each frame on the job's channel is a cell; answers with its output and its status.
 
-    Between two cells every process of the session is stopped, so that an idle session uses no processor.
+    Between two cells, threads and processes that a cell started are stopped: an idle session uses no processor.
     """
+    stopped = False
     dialogue = Dialogue(job, answer_cells)
     dialogue.watch.interruptible = True
     job.channel.sendall(frames.pack({"status": "ok"}))
@@ -30,13 +31,21 @@ def serve_session(job: Job) -> None:
         if not dialogue.alive:
             job.channel.sendall(frames.pack({"status": "dead", "alive": False, "cpu_s": 0.0, "wall_s": 0.0}, b""))
             continue
-        os.kill(-1, signal.SIGCONT)
+        if stopped:
+            os.kill(-1, signal.SIGCONT)
         status = _run_cell(dialogue, blobs[0])
         output = dialogue.streams.take(job.limits["output_bytes"])
-        if dialogue.alive:
+        stopped = dialogue.alive and not _waits_only(dialogue.pid)
+        if stopped:
             os.kill(-1, signal.SIGSTOP)
         spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
         job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
+
+
+def _waits_only(pid: int) -> bool:
+    """Whether the program, which now waits for its next cell, has one thread and is the only one."""
+    one_thread = os.stat(f"/proc/{pid}/task").st_nlink == 3
+    return one_thread and sum(map(str.isdigit, os.listdir("/proc"))) == 2
 
 
 def _run_cell(dialogue: Dialogue, code: bytes) -> str:

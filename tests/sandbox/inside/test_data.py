@@ -24,7 +24,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_data_comes_back_as_it_went(value: Any) -> None:
     back = data.loads(data.dumps(value))
     assert back == value
