@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -138,6 +139,29 @@ def test_a_kill_at_any_point_of_saving_leaves_no_torn_step(
         checkpoint.prune(tmp_path, 2)
         assert {path.name for path in tmp_path.iterdir()} == {"step-1", "whole"}
     assert checkpoint.save(made, tmp_path, 2).digest == digest
+
+
+def test_files_and_directory_are_on_the_disk_before_the_rename_and_the_name_after_it(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def recorded_fsync(handle: int) -> None:
+        order.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    def recorded_rename(path: Path, target: Path) -> Path:
+        order.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+    saved = checkpoint.save(learner(model_path), tmp_path, 1)
+    before, after = order[: order.index("rename")], order[order.index("rename") + 1 :]
+    assert {path.name for path in saved.path.iterdir()} < set(before)
+    assert before[-1] == ".unfinished-step-1"
+    assert after == [tmp_path.name]
 
 
 def test_pruning_keeps_the_newest_and_those_named_and_clears_what_a_kill_left(tmp_path: Path) -> None:
