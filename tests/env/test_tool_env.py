@@ -713,6 +713,15 @@ async def test_results_are_told_as_text_that_can_be_encoded(result: Any, content
     assert message["content"] == content
 
 
+async def test_a_score_that_changes_its_task_can_still_be_repeated() -> None:
+    class Popping(Flaky):
+        def score(self, task: dict[str, Any], answer: str) -> float:
+            return float(task["rows"].pop())
+
+    env = await started(Popping(), rows=[1, 2])
+    assert await env._score("") == await env._score("") == (2.0, {"score": 2.0})
+
+
 async def test_metrics_are_shown_and_part_of_the_state() -> None:
     class Measured(Flaky):
         @tool

@@ -144,14 +144,15 @@ async def test_registered_ids_keep_the_wrappers_of_make() -> None:
 
 
 async def test_one_of_ours_inside_a_wrapper_is_driven_from_outside_with_messages() -> None:
-    env = EnvFactory(EnvConfig(id=f"{__name__}:wrapped_counter")).create()
+    env = EnvFactory(EnvConfig(id=f"{__name__}:wrapped_counter", rewards={"right": 5.0})).create()
+    env.episode_id = "3.0.0"
     observation, _ = await asyncio.wait_for(env.areset(seed=0, options={"task": {"to": 2}}), 20)
     assert observation == [user("count 2")]
     assert [schema["function"]["name"] for schema in env.tool_schemas] == ["up"]
     result = await asyncio.wait_for(env.astep(assistant("", [call("up")])), 20)
-    assert result[0][0]["content"] == "1"
+    assert (result[0][0]["content"], result[0][0]["tool_call_id"]) == ("1", "3.0.0/0/0")
     result = await asyncio.wait_for(env.astep(assistant("done")), 20)
-    assert result[1:] == (2.0, True, False, {"components": {"right": 1.0}})
+    assert result[1:] == (10.0, True, False, {"components": {"right": 1.0}})
     await env.aclose()
 
 
