@@ -76,7 +76,9 @@ def calculate(expression: str) -> str:
         raise ValueError
 
     try:
-        return str(value(ast.parse(expression[:100], mode="eval").body))
+        if len(expression) > 100:
+            raise ValueError
+        return str(value(ast.parse(expression, mode="eval").body))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "Error: invalid syntax"
 

@@ -1,0 +1,195 @@
+"""The math environment, its procedural problems, and the session that another process brings back."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+
+from envs.math_verifier import MathVerifier, Problems
+from envs.math_verifier.problems import TEMPLATES, TIMED_OUT, draw, held_out
+from gspo_agent.env import check_env
+from gspo_agent.errors import EnvError, ReplayError, Unscored
+from gspo_agent.messages import Message, assistant, call
+
+TASK = {"problem": "What is 6 times 7?", "gold": "42918"}
+ANSWER = assistant(r"It is \boxed{42918}.")
+
+
+def python(code: str) -> Message:
+    return assistant("", [call("python", code=code)])
+
+
+async def play(env: MathVerifier, *actions: Message, seed: int = 0) -> tuple[list[Message], float, bool]:
+    """The tool's messages, the last reward, and whether the episode ended."""
+    await env.areset(seed=seed, options={"task": TASK})
+    replies: list[Message] = []
+    for action in actions:
+        messages, reward, ended, _, _ = await env.astep(action)
+        replies += messages
+    return replies, reward, ended
+
+
+@pytest.fixture
+async def env() -> Any:
+    made = MathVerifier()
+    yield made
+    await made.aclose()
+
+
+async def test_variables_live_on_and_the_boxed_answer_of_a_turn_without_a_call_is_verified(env: MathVerifier) -> None:
+    replies, reward, ended = await play(env, python("x = 6"), python("x * 7"), ANSWER)
+    assert [(m["content"], m["outcome"]) for m in replies] == [("", "ok"), ("42", "ok")]
+    assert (reward, ended) == (1.0, True)
+
+
+@pytest.mark.parametrize("text", ["42918", "The answer is 42918.", r"\boxed{42917}", "", r"<think>\boxed{42918}"])
+async def test_without_the_right_box_there_is_no_reward(env: MathVerifier, text: str) -> None:
+    _, reward, ended = await play(env, assistant(text))
+    assert (reward, ended) == (0.0, True)
+
+
+async def test_a_box_beside_a_call_is_no_submission_and_a_limit_scores_nothing(env: MathVerifier) -> None:
+    _, reward, ended = await play(env, assistant(r"\boxed{42918}", [call("python", code="1")]))
+    assert (reward, ended) == (0.0, False)
+    assert (await env.afinish("turns"))[0] == 0.0
+
+
+async def test_what_goes_wrong_in_the_code_is_an_error_that_the_model_reads(env: MathVerifier) -> None:
+    (reply,), _, ended = await play(env, python("1 / 0"))
+    assert reply["outcome"] == "error"
+    assert "ZeroDivisionError" in reply["content"]
+    assert not ended
+
+
+async def test_a_session_that_ended_is_followed_by_a_fresh_one(env: MathVerifier) -> None:
+    replies, _, _ = await play(env, python("x = 1"), python("import os; os._exit(0)"), python("x"), python("2"))
+    assert [m["outcome"] for m in replies] == ["ok", "error", "error", "ok"]
+    assert "NameError" in replies[2]["content"]
+
+
+async def test_the_gold_answer_is_neither_in_the_prompt_nor_in_the_sandbox(env: MathVerifier) -> None:
+    messages, _ = await env.areset(seed=0, options={"task": TASK})
+    assert TASK["gold"] not in json.dumps([messages, env.tool_schemas])
+    probe = "import gc, sys\n'429' + '18' in repr(globals()) + repr(sys.modules.keys())"
+    replies, *_ = await env.astep(python(probe))
+    assert replies[0]["content"] == "False"
+    (reply,), *_ = await env.astep(python("import rewards"))
+    assert "ModuleNotFoundError" in reply["content"]
+
+
+async def test_the_tool_can_be_left_out() -> None:
+    env = MathVerifier(tool=False)
+    (reply,), _, _ = await play(env, python("1"))
+    assert env.tool_schemas == []
+    assert "no tool 'python'" in reply["content"]
+
+
+async def test_an_unusable_task_is_named_and_an_unreadable_gold_answer_is_never_a_reward_of_0(
+    env: MathVerifier,
+) -> None:
+    with pytest.raises(EnvError, match="no 'gold'"):
+        await env.areset(options={"task": {"problem": "1?"}})
+    await env.areset(options={"task": {"problem": "1?", "gold": "1/0"}})
+    with pytest.raises(Unscored):
+        await env.astep(assistant(r"\boxed{1}"))
+    with pytest.raises(ValueError, match=r"flaky=1\.5"):
+        MathVerifier(flaky=1.5)
+
+
+async def test_an_episode_goes_on_in_a_fresh_instance_with_its_variables_and_its_draws() -> None:
+    actions = [python(f"x = globals().get('x', 0) + {2**n}; x") for n in range(12)]
+    whole = MathVerifier(flaky=0.4)
+    uncut, _, _ = await play(whole, *actions, seed=3)
+    await whole.aclose()
+    assert {m["outcome"] for m in uncut} == {"ok", "error"}
+
+    env = MathVerifier(flaky=0.4)
+    await env.areset(seed=3, options={"task": TASK})
+    replies: list[Message] = []
+    for action in actions:
+        messages, *_ = await env.astep(action)
+        replies += messages
+        state = json.loads(json.dumps(env.get_state()))
+        await env.aclose()
+        env = MathVerifier(flaky=0.4)
+        env.set_state(state)
+    _, reward, *_ = await env.astep(ANSWER)
+    assert [m["content"] for m in replies] == [m["content"] for m in uncut]
+    assert reward == 1.0
+    await env.aclose()
+
+
+async def test_a_session_that_answers_differently_when_repeated_is_not_gone_on_with(env: MathVerifier) -> None:
+    await play(env, python("import os; os.urandom(8)"))
+    state = env.get_state()
+    again = MathVerifier()
+    again.set_state(state)
+    with pytest.raises(ReplayError, match="turn 0"):
+        await again.astep(python("1"))
+    await again.aclose()
+
+
+async def test_a_flaky_call_is_reported_as_timed_out_and_not_run() -> None:
+    env = MathVerifier(flaky=0.999999)
+    (reply,), _, ended = await play(env, python("1"))
+    assert (reply["content"], reply["outcome"], ended) == (TIMED_OUT, "error", False)
+    assert env.cells == ()
+
+
+@pytest.mark.filterwarnings("error")
+def test_it_keeps_gymnasiums_contract_and_ours() -> None:
+    assert check_env(MathVerifier(flaky=0.3)) == []
+    made = gymnasium.make("gspo_agent/MathVerifier-v0", flaky=0.3)
+    gymnasium_check(made.unwrapped, skip_render_check=True)
+    made.close()
+
+
+def test_no_three_numbers_of_one_split_occur_in_the_other() -> None:
+    seen = {}
+    for split in ("train", "test"):
+        problems = Problems(split)
+        seen[split] = {tuple(sorted(map(int, re.findall(r"\d+", p["problem"])))) for p in problems[:3000]}
+        assert problems[-1] == problems[len(problems) - 1]
+    assert not seen["train"] & seen["test"]
+    assert held_out(11, 12, 13) == held_out(13, 11, 12)
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        Problems("dev")
+
+
+def test_every_template_means_what_it_says() -> None:
+    numbers = {"a": 13, "b": 57, "c": 91}
+    for template in TEMPLATES:
+        # Digits, operators and parentheses of our own table: nothing untrusted is evaluated here.
+        assert template.value(**numbers) == eval(template.expression.format(**numbers))
+
+
+def test_demonstrations_copy_first_and_then_are_right_with_and_without_the_tool() -> None:
+    rng = random.Random(0)
+    used = retried = failures = 0
+    for number in range(2000):
+        messages, schemas = MathVerifier.demonstration(rng, 0.25 + 0.75 * number / 2000, flaky=0.3)
+        assert schemas[0]["function"]["name"] == "python"
+        outcomes = [m["outcome"] for m in messages if m["role"] == "tool"]
+        used += bool(outcomes)
+        failures += outcomes.count("error")
+        retried += max(0, len(outcomes) - 1)
+        results = [m["content"] for m in messages if m["role"] == "tool" and m["outcome"] == "ok"]
+        assert all(rf"\boxed{{{result}}}" == messages[-1]["content"] for result in results)
+    assert 0.3 < used / 2000 < 0.42
+    assert 0.35 < retried / failures < 0.65
+    for number in range(200):
+        messages, _ = MathVerifier.demonstration(rng, 0.25 * number / 200, flaky=0.3)
+        copied = messages[-1]["content"].removeprefix(r"\boxed{").removesuffix("}")
+        assert copied in [m["content"] for m in messages[:-1]]
+
+
+def test_the_demonstrated_problems_are_training_problems() -> None:
+    for seed in range(300):
+        problem = draw("train", random.Random(seed))
+        assert not held_out(*map(int, re.findall(r"\d+", problem.question)))
