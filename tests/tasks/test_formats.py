@@ -210,6 +210,7 @@ def test_gold_answers() -> None:
         (r"\boxed{1} then \boxed{2}", "2"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{a_{b_{c}}}!", "a_{b_{c}}"),
+        (r"\boxed{\left\{x \right.}", r"\left\{x \right."),
         (r"\fbox{3}", "3"),
         (r"$\boxed 7$ is", "7"),
         (r"\boxed{1} and \boxed{2", None),
