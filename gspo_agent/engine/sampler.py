@@ -47,7 +47,9 @@ def draw(logits: Tensor, temperatures: list[float], uniform: NDArray[np.float64]
     # float64, or the rounding of a long cumulative sum would reach the size of a rare token's probability.
     cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     target = torch.from_numpy(uniform).to(scores.device)[:, None] * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, target, right=True)
+    # The first sum that reaches the target: a token of probability zero adds nothing and is never the first.
+    tokens = torch.searchsorted(cumulative, target)
+    # Only where the sums are not numbers is there no such token; the logprob says so.
     tokens.clamp_(max=logits.shape[-1] - 1)
     if not all(temperatures):
         greedy = torch.tensor([temperature == 0 for temperature in temperatures], device=scores.device)[:, None]

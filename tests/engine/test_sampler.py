@@ -46,6 +46,7 @@ def test_zero_temperature_takes_the_best_and_reports_temperature_one() -> None:
 
 @pytest.mark.parametrize("uniform", [2.0**-53, 1 - 2.0**-53])
 def test_an_impossible_token_is_never_drawn(uniform: float) -> None:
-    logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 1.0, float("-inf")]])
-    tokens, _ = draw(logits, [1.0], np.array([uniform]))
-    assert tokens[0] in (1, 3)
+    logits = torch.randn(1000, 6, generator=torch.Generator().manual_seed(0))
+    logits[:, [0, 2, 5]] = float("-inf")
+    tokens, _ = draw(logits, [1.0] * 1000, np.full(1000, uniform))
+    assert set(tokens) == {1 if uniform < 0.5 else 4}
