@@ -15,6 +15,7 @@ from typing import Any
 MAX_DEPTH = 200
 MAX_TEXT = 16 << 20
 """Characters or bytes of one string; a longer one is refused before it is copied."""
+_FEW = 1000
 _SAFE_INT = 1 << 63  # beyond it decimal digits cost quadratic time, and other readers of JSON lose them
 
 
@@ -73,20 +74,22 @@ def _encode_dict(value: dict[Any, Any], depth: int) -> Any:
     return {"$dict": [list(pair) for pair in pairs]}
 
 
-def decode(value: Any) -> Any:
-    """The inverse of `encode`, for JSON that someone else wrote."""
+def decode(value: Any, depth: int = 0) -> Any:
+    """The inverse of `encode`, for JSON that someone else wrote: nothing in it may hang or exhaust the reader."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [decode(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag.startswith("$"):
-            return _decode_tagged(tag, content)
-    return {key: decode(item) for key, item in value.items()}
+            return _decode_tagged(tag, content, depth + 1)
+    return {key: decode(item, depth + 1) for key, item in value.items()}
 
 
-def _decode_tagged(tag: str, content: Any) -> Any:
+def _decode_tagged(tag: str, content: Any, depth: int) -> Any:
     try:
         match tag:
             case "$float" if content in ("nan", "inf", "-inf"):
@@ -94,19 +97,27 @@ def _decode_tagged(tag: str, content: Any) -> Any:
             case "$int" if isinstance(content, str):
                 return int(content, 16)
             case "$tuple":
-                return tuple([decode(item) for item in content])
+                return tuple([decode(item, depth) for item in content])
             case "$set":
-                return {hashable(decode(item)) for item in content}
+                return set(_spread([hashable(decode(item, depth)) for item in content]))
             case "$bytes":
                 return bytes.fromhex(content)
             case "$complex":
                 real, imaginary = content
-                return complex(decode(real), decode(imaginary))
+                return complex(decode(real, depth), decode(imaginary, depth))
             case "$dict":
-                return {hashable(decode(key)): decode(item) for key, item in content}
+                keys = _spread([hashable(decode(key, depth)) for key, _ in content])
+                return dict(zip(keys, [decode(item, depth) for _, item in content], strict=True))
     except TypeError as error:
         raise ValueError(f"{tag}: {error}") from None
     raise ValueError(f"unknown tag {tag!r}")
+
+
+def _spread(members: list[Any]) -> list[Any]:
+    """Refuses members chosen to share one hash (multiples of 2**61 - 1), which cost quadratic time."""
+    if len(members) > _FEW and len({hash(member) for member in members}) < len(members) // 2:
+        raise ValueError("members collide in their hashes")
+    return members
 
 
 def hashable(value: Any) -> Any:
