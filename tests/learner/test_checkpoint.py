@@ -86,6 +86,9 @@ def test_an_added_file_or_another_checkpoint_is_refused_too(model_path: Path, tm
     made = learner(model_path)
     saved = checkpoint.save(made, tmp_path, 1)
     other = checkpoint.save(learner(model_path), tmp_path / "other", 2)
+    (saved.path / "tokenizer.json").rename(saved.path / "tokenizer.jsom")
+    assert checkpoint.directory_digest(saved.path) != saved.digest
+    (saved.path / "tokenizer.jsom").rename(saved.path / "tokenizer.json")
     (saved.path / "extra").write_text("")
     with pytest.raises(JournalError, match="is not what was saved"):
         checkpoint.restore(made, saved.path, saved.digest)
@@ -114,6 +117,7 @@ def test_saving_a_step_again_replaces_it_and_clears_what_a_kill_left(
     again = checkpoint.save(made, tmp_path, 1)
     assert again.path == first.path
     assert again.digest != first.digest
+    assert not (again.path / "half").exists()
     assert checkpoint.directory_digest(again.path) == again.digest
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
