@@ -305,3 +305,20 @@ async def test_a_step_that_says_nothing_and_does_not_end_is_an_error() -> None:
     trajectory = Trajectory(1, 0, 0, seed=5)
     await run_episode(trajectory, env=Mute(), chat=CHAT, engine=ScriptedEngine(talker), task={}, limits=Limits())
     assert "returned no message" in str(trajectory.stop_reason)
+
+
+@pytest.mark.parametrize(("reward", "component"), [(float("nan"), 1.0), (1.0, float("inf"))])
+async def test_a_reward_that_is_not_finite_is_no_reward(reward: float, component: float) -> None:
+    class Odd(Env):
+        async def areset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+            await super().areset(seed=seed)
+            return [user("go")], {}
+
+        async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+            return [], reward, True, False, {"components": {"right": component}}
+
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(trajectory, env=Odd(), chat=CHAT, engine=ScriptedEngine(talker), task={}, limits=Limits())
+    assert trajectory.status is Status.FAILED
+    assert str(trajectory.stop_reason).startswith("Unscored")
+    assert not trajectory.rewards
