@@ -9,7 +9,6 @@ import pytest
 
 from gspo_agent.errors import ConfigError
 from gspo_agent.sandbox import Sandbox, SandboxLimits
-from gspo_agent.sandbox.inside.namespaces import choose_identities
 from rewards.unit_tests import Verdict, judge
 from tests.sandbox import cases, survivors
 
@@ -47,10 +46,11 @@ def right(case: Mapping[str, Any]) -> set[str]:
 async def test_case_gets_its_verdict(case: dict[str, Any], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in case.get("env_probe", {}).items():
         monkeypatch.setenv(name, value)
+    before = survivors.descendants(sandbox.server().pid)
     verdict = await verdict_of(case, sandbox)
+    left = survivors.descendants(sandbox.server().pid) - before
     assert verdict.verdict in right(case), f"{verdict.reason}; {case['why']}"
-    if case.get("after") == "no_survivors" and choose_identities().many:
-        assert not survivors.alive(survivors.with_job_ids())
+    assert not survivors.alive(left)
 
 
 def test_only_test_files_are_not_judged_yet() -> None:

@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gspo_agent.sandbox.inside import namespaces
-
 
 @dataclass(frozen=True)
 class Traces:
@@ -53,20 +51,6 @@ def alive(pids: set[int]) -> set[int]:
         if not running or time.monotonic() > deadline:
             return running
         time.sleep(0.02)
-
-
-def with_job_ids() -> set[int]:
-    """Processes of any user id that only jobs have."""
-    identities = namespaces.choose_identities()
-    found = set()
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            uid = os.stat(f"/proc/{pid}").st_uid
-        except OSError:
-            continue
-        if identities.many and identities.first < uid < identities.first + identities.count:
-            found.add(pid)
-    return found
 
 
 def _state(pid: int) -> str:
