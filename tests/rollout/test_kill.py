@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gspo_agent.rollout.audit import audit
 from gspo_agent.rollout.ledger import read_status, read_steps
 from gspo_agent.trajectory import weight_version
 from tests.rollout.scene import sampled_again
@@ -52,6 +53,7 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(fast_path:
     assert len(trained) == len(set(trained)) == 2 * steps == status.groups["consumed"]
     assert not status.failures
     assert not sampled_again(path)
+    assert audit(path).breaches == ()
 
     connection = sqlite3.connect(path)
     (taken,) = connection.execute("SELECT sum(cursor) FROM cursors").fetchone()
