@@ -59,7 +59,7 @@ class Lookup(ToolEnv):
 
     @classmethod
     def tasks(cls, split: str, **options: Any) -> list[dict[str, Any]]:
-        return [{"key": key} for key in range(100_000)]
+        return [{"key": key} for key in range(1000)]
 
 
 class HttpEngine:
@@ -224,6 +224,8 @@ async def main(episodes: int, tokens: int, profile: bool) -> None:
                 if profile:
                     profiler.disable()
                     pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
+            # Connections of its own, so that both pay for opening them.
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=256)) as engine.session:
                 bare_cpu, bare_wall = await bare(engine)
         finally:
             server.terminate()

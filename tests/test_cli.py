@@ -1,0 +1,83 @@
+"""The command line, run as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gspo_agent import cli
+from gspo_agent.errors import ConfigError
+from gspo_agent.trainer import train
+from tests.test_trainer import cache, config  # noqa: F401 (a fixture)
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gspo_agent.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_an_unknown_key_is_one_line_before_anything_is_loaded() -> None:
+    finished = run("train", "examples/math.toml", "rollout.group_sze=4")
+    assert finished.returncode == 1
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.endswith("unknown key rollout.group_sze; did you mean 'group_size'?")
+
+
+@pytest.mark.parametrize(
+    "command", ["train", "resume", "status", "eval", "rollout", "check", "init-env", "init-model", "audit"]
+)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_check_names_each_breach_and_fails(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["check", "tests.test_trainer:Broken"])
+    assert result.exit_code == 1
+    assert "breaches" in result.output
+
+
+def test_check_is_content_with_the_calculator() -> None:
+    result = CliRunner().invoke(cli.app, ["check", "gspo_agent/Calculator-v0"])
+    assert result.exit_code == 0, result.output
+
+
+def test_init_env_writes_an_environment_and_its_test(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["init-env", "web shop", "--directory", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test_web_shop.py", "web_shop.py"]
+
+
+def test_status_audit_eval_and_rollout_read_a_run(tmp_path: Path) -> None:
+    made = train(config(tmp_path / "run", "run.steps=1", "evaluation.episodes=2"))
+    runner = CliRunner()
+    assert "step 1" in runner.invoke(cli.app, ["status", str(made.dir)]).output
+    status = json.loads(runner.invoke(cli.app, ["status", str(made.dir), "--json"]).output)
+    assert status["step"] == 1
+    assert "no task lost" in runner.invoke(cli.app, ["audit", str(made.dir)]).output
+    out = tmp_path / "episodes.jsonl"
+    for arguments in (
+        ["eval", str(made.dir), "--samples", "2"],
+        ["rollout", str(made.dir), str(out), "--episodes", "3"],
+    ):
+        finished = run(*arguments)
+        assert finished.returncode == 0, finished.stderr
+    assert len(out.read_text().splitlines()) == 3
+    assert json.loads(out.read_text().splitlines()[0])["messages"][0]["role"] in ("system", "user")
+
+
+def test_a_model_is_only_made_where_the_configuration_says_tiny(tmp_path: Path) -> None:
+    toml = tmp_path / "x.toml"
+    toml.write_text('model = "Qwen/Qwen3-4B"\n[[env]]\nid = "gspo_agent/Calculator-v0"\n[run]\ndir = "x"\n')
+    result = CliRunner().invoke(cli.app, ["init-model", str(toml)])
+    assert isinstance(result.exception, ConfigError)

@@ -1,0 +1,189 @@
+"""The whole machinery on a model of a few thousand weights: what a run leaves behind, and how it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_agent import trainer
+from gspo_agent.config import Config
+from gspo_agent.env import ToolEnv, tool
+from gspo_agent.errors import ConfigError, EnvError, RunLocked
+from gspo_agent.messages import Message, assistant, call, tool_result, user
+from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout.audit import audit
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.run import Run
+from gspo_agent.trainer import train
+
+
+class Parrot(ToolEnv):
+    """Rewards an answer by its length, so that every group has variance from the first step on."""
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return f"say {task['word']}"
+
+    @tool
+    def hear(self) -> str:
+        """Hear the word."""
+        return "word"
+
+    def score(self, task: dict[str, Any], answer: str) -> dict[str, float]:
+        return {"length": len(answer) / 100}
+
+    @classmethod
+    def tasks(cls, split: str, **options: Any) -> list[dict[str, Any]]:
+        return [{"word": f"{split}{n}"} for n in range(50)]
+
+    @classmethod
+    def demonstration(cls, rng: Any, progress: float, **options: Any) -> tuple[list[Message], list[dict[str, Any]]]:
+        word = f"train{rng.randrange(50)}"
+        heard = [assistant("", [call("hear")]), tool_result("word", name="hear")]
+        return [user(f"say {word}"), *heard, assistant(word)], [cls.hear.schema]
+
+
+class Broken(Parrot):
+    def prompt(self, task: dict[str, Any]) -> str:
+        raise KeyError("wrod")
+
+
+def config(directory: Path, *overrides: str) -> Config:
+    return Config.parse(
+        {
+            "model": "tiny",
+            "env": [
+                {"id": "tests.test_trainer:Parrot", "limits": {"turns": 3, "turn_tokens": 12, "context_tokens": 256}}
+            ],
+            "rollout": {"group_size": 2, "groups_per_step": 2, "max_attempts": 1},
+            "learner": {"lr": 1e-3, "mini_batches": 2},
+            "run": {"dir": str(directory), "steps": 2, "keep_checkpoints": 1},
+            "evaluation": {"episodes": 3, "pass_threshold": 0.05},
+            "cold_start": {
+                "hidden_size": 32,
+                "layers": 1,
+                "heads": 2,
+                "kv_heads": 1,
+                "ffn_size": 32,
+                "vocab_size": 420,
+                "demonstrations": 40,
+                "steps": 8,
+                "batch_size": 8,
+            },
+        }
+    ).override(overrides)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def test_a_run_leaves_steps_checkpoint_curve_and_evaluations_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    run = train(config(tmp_path / "run"))
+    assert [step for step, _ in run.steps()] == [1, 2]
+    assert [step for step, _ in run.evaluations()] == [0, 2]
+    assert run.newest_checkpoint() == run.checkpoints / "step-2"
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-2"]
+    assert run.curve.exists()
+
+    run = train(config(tmp_path / "run", "run.steps=3"))
+    assert [step for step, _ in run.steps()] == [1, 2, 3]
+    assert [step for step, _ in run.evaluations()] == [0, 2, 3]
+    result = audit(run.journal)
+    assert result.breaches == ()
+    assert result.lives == 2
+
+
+def test_a_finished_run_does_nothing_more(tmp_path: Path) -> None:
+    run = train(config(tmp_path / "run", "run.steps=1"))
+    before = audit(run.journal)
+    train(config(tmp_path / "run", "run.steps=1"))
+    after = audit(run.journal)
+    assert (after.steps, after.sampled_tokens) == (1, before.sampled_tokens)
+    assert [step for step, _ in run.evaluations()] == [0, 1]
+
+
+def test_on_policy_the_ratio_is_one_at_zero_updates(tmp_path: Path) -> None:
+    run = train(config(tmp_path / "run", "run.steps=1", "rollout.temperature=0.7", "evaluation.episodes=0"))
+    ((_, metrics),) = run.steps()
+    assert metrics["log_s_at_zero_updates/max"] < 1e-5
+
+
+def test_an_environment_given_from_python_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    with pytest.raises(EnvError, match=r"failed.*rollout.max_failed.*wrod"):
+        train(config(tmp_path / "run", "evaluation.episodes=0", "rollout.max_failed=0.01"), env=Broken)
+
+
+def test_a_run_of_another_configuration_is_refused_unless_told(tmp_path: Path) -> None:
+    train(config(tmp_path / "run", "run.steps=1", "evaluation.episodes=0"))
+    other = config(tmp_path / "run", "run.steps=1", "rollout.group_size=3", "evaluation.episodes=0")
+    with pytest.raises(ConfigError, match=r"group_size: 2 there, 3 here"):
+        train(other)
+    train(other, allow_changes=True)
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="not empty and not a run directory"):
+        train(config(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_second_process_on_one_run_is_refused(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "run" / "journal.sqlite", durability="process"):
+        (tmp_path / "run" / "config.json").write_text(
+            '{"config": ' + config(tmp_path / "run").model_dump_json() + ', "base_dir": "/"}'
+        )
+        with pytest.raises(RunLocked):
+            train(config(tmp_path / "run"))
+
+
+class CutAfter(Screen):
+    """Cancels the run once `step` steps are committed, as Ctrl-C would."""
+
+    def __init__(self, config: Config, step: int) -> None:
+        super().__init__(config)
+        self.cut_after = step
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        super().step(step, metrics)
+        if step == self.cut_after:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+
+async def cut_after(step: int, cut: Config) -> Run:
+    with pytest.raises(asyncio.CancelledError):
+        await trainer.train_async(cut, screen=CutAfter(cut, step))
+    return Run(cut.run.dir)
+
+
+def leases(run: Run) -> list[tuple[int, int, int]]:
+    with closing(sqlite3.connect(run.journal)) as connection:
+        return connection.execute("SELECT step, position, group_id FROM leases ORDER BY step, position").fetchall()
+
+
+async def test_a_cut_run_goes_on_with_its_unfinished_episodes(tmp_path: Path) -> None:
+    run = await cut_after(1, config(tmp_path / "run", "run.steps=50", "evaluation.episodes=0"))
+    assert [step for step, _ in run.steps()] == [1]
+    await trainer.train_async(config(tmp_path / "run", "run.steps=2", "evaluation.episodes=0"))
+    result = audit(run.journal)
+    assert (result.steps, result.lives, result.breaches) == (2, 2, ())
+
+
+async def test_steps_that_no_checkpoint_covered_are_trained_again_on_the_same_groups(tmp_path: Path) -> None:
+    rare = ("run.checkpoint_every=100", "evaluation.episodes=0")
+    run = await cut_after(2, config(tmp_path / "run", "run.steps=50", *rare))
+    before = [lease for lease in leases(run) if lease[0] <= 2]
+    assert run.status().groups.get("consumed") is None
+    await trainer.train_async(config(tmp_path / "run", "run.steps=2", *rare))
+    assert [lease for lease in leases(run) if lease[0] <= 2] == before
+    assert run.status().groups["consumed"] == 4
+    assert audit(run.journal).breaches == ()
