@@ -110,8 +110,8 @@ class RolloutConfig(Section):
     max_filtered: Annotated[float, Field(ge=0)] = 3.0
     """Filtered groups allowed for one step, as a multiple of `groups_per_step`; past it they are trained on."""
     max_weight_lag: Positive = 8
-    """Training step minus the step of the weights that sampled a token, at most; fresh tokens have lag 1. Older ones are
-    masked."""
+    """The most that a training step may be ahead of the weights that sampled a token (fresh tokens: 1); older tokens
+    are masked."""
     journal_tokens: Positive = 256
     """Sampled tokens of one request that a `kill -9` may cost."""
     max_failed: Annotated[float, Field(gt=0, le=1)] = 0.5
