@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +47,16 @@ def same(a: Any, b: Any) -> bool:
 @given(_VALUES)
 def test_every_value_comes_back_with_its_type(value: Any) -> None:
     assert same(through_json(value), value)
+
+
+@given(_VALUES)
+def test_every_form_can_be_written_by_a_json_of_64_bits_and_utf8(value: Any) -> None:
+    orjson.dumps(encode(value))
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63), 2**64, 2**127])
+def test_integers_of_any_size_come_back(number: int) -> None:
+    assert decode(orjson.loads(orjson.dumps(encode([number])))) == [number]
 
 
 def test_plain_json_is_left_as_it_is() -> None:
