@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
@@ -125,14 +127,13 @@ def last_step(connection: sqlite3.Connection) -> StepRecord | None:
 
 def run_status(connection: sqlite3.Connection, path: Path) -> RunStatus:
     now = time.time()
-    heartbeat = connection.execute("SELECT heartbeat FROM lease").fetchone()
     failures = connection.execute(
         "SELECT stop_reason, count(*) FROM slots WHERE state = 'failed' GROUP BY stop_reason ORDER BY 2 DESC LIMIT 20"
     )
     return RunStatus(
         path=path,
         life=_one(connection, "SELECT coalesce(max(life), 0) FROM lives"),
-        alive=heartbeat is not None and now - heartbeat[0] < EXPIRY,
+        alive=_alive(connection, now),
         last=last_step(connection),
         step=_one(connection, "SELECT coalesce(max(step), 0) FROM steps"),
         groups=dict(connection.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall()),
@@ -140,6 +141,21 @@ def run_status(connection: sqlite3.Connection, path: Path) -> RunStatus:
         failures=dict(failures.fetchall()),
         in_flight=tuple(_in_flight(connection, now)),
     )
+
+
+def _alive(connection: sqlite3.Connection, now: float) -> bool:
+    lease = connection.execute("SELECT host, pid, heartbeat FROM lease").fetchone()
+    if lease is None or now - lease[2] > EXPIRY:
+        return False
+    if lease[0] != socket.gethostname():
+        return True
+    try:
+        os.kill(lease[1], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _one(connection: sqlite3.Connection, query: str) -> int:

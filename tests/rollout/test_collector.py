@@ -77,18 +77,19 @@ async def test_finished_surplus_groups_are_the_next_lease_and_generate_nothing(f
 
 async def test_a_lease_that_was_not_committed_is_leased_again_identically(fast_path: Path) -> None:
     path = fast_path / "journal.sqlite"
-    with Run(path, Shop, config()) as run:
+    with Run(path, Shop, config(over_provision=1.0)) as run:
         await run.collector.start(0)
         before = await run.collector.lease(2, step=1)
         await run.collector.stop()
     engine = ScriptedEngine(shopper)
-    with Run(path, Shop, config(groups_per_step=1), engine=engine) as run:
+    await engine.pause()
+    with Run(path, Shop, config(groups_per_step=1, over_provision=1.0), engine=engine) as run:
         await run.collector.start(0)
-        after = await run.collector.lease(1, step=1)
-        delivered = {request.split(".")[2] for request, _, _ in engine.requests}
+        async with asyncio.timeout(10):
+            after = await run.collector.lease(1, step=1)
         await run.collector.stop()
     assert [g.id for g in after.groups] == [g.id for g in before.groups]
-    assert not delivered & {str(group.id) for group in after.groups}
+    assert not [tokens for _, _, tokens in engine.requests if tokens]
     assert [[view(t, versions=True) for t in g.trajectories] for g in after.groups] == [
         [view(t, versions=True) for t in g.trajectories] for g in before.groups
     ]
@@ -107,11 +108,14 @@ async def test_leases_since_the_last_checkpoint_come_back_one_by_one(fast_path: 
         last = run.ledger.last_step()
         assert last is not None
         assert last.step == 1
+        await run.engine.pause()
         await run.collector.start(1)
         for step in (2, 3):
-            again = await run.collector.lease(2, step=step)
+            async with asyncio.timeout(10):
+                again = await run.collector.lease(2, step=step)
             assert [g.id for g in again.groups] == [g.id for g in leases[step - 1].groups]
             await run.ledger.commit_step(step, again, None, {})
+        await run.engine.resume()
         fresh = await run.collector.lease(2, step=4)
         assert not {g.id for g in fresh.groups} & {g.id for lease in leases for g in lease.groups}
         await run.ledger.commit_step(4, fresh, ("step-4", "h"), {})
@@ -151,6 +155,49 @@ async def test_flat_groups_are_filtered_with_the_step_and_bounded(fast_path: Pat
             await run.collector.start(0)
             lease = await run.collector.lease(2, step=1)
         assert (len(lease.groups), len(lease.filtered)) == (2, 3)
+        await run.collector.stop()
+
+
+class Heavy(Shop):
+    """Its state is too large for a row."""
+
+    def setup(self, task: dict[str, Any]) -> None:
+        super().setup(task)
+        self.receipt = f"{self.episode_id} " + "x" * 70_000
+
+
+async def test_blobs_go_with_the_step_that_settles_their_groups(fast_path: Path) -> None:
+    def blobs() -> set[str]:
+        return {path.name for path in (fast_path / "blobs").rglob("*") if path.is_file()}
+
+    engine = Slowly(shopper)
+    with Run(fast_path / "journal.sqlite", Heavy, config(over_provision=1.5), engine=engine) as run:
+        engine.slow = {"3", "4", "5"}
+        await run.collector.start(0)
+        lease = await run.collector.lease(2, step=1)
+        await until(lambda: run.collector.progress().generating >= 2)
+        await run.journal.transact(lambda connection: None)
+        before = blobs()
+        await run.ledger.commit_step(1, lease, None, {})
+        assert blobs() >= before
+        await run.collector.stop()
+    with Run(fast_path / "journal.sqlite", Heavy, config(), engine=ScriptedEngine(shopper)) as run:
+        lease_again = await run.ledger.lease(1, 2, max_filtered=0)
+        assert lease_again is not None
+        await run.ledger.commit_step(1, lease_again, ("step-1", "h"), {})
+        kept = blobs()
+        assert before - kept
+        query = (
+            "SELECT DISTINCT blob FROM events JOIN slots ON slots.id = slot JOIN groups ON groups.id = group_id "
+            "WHERE blob IS NOT NULL AND groups.state = 'open'"
+        )
+        needed = {blob for (blob,) in run.journal.submit(lambda c: c.execute(query).fetchall()).result(5)}
+        assert kept == needed
+        assert needed
+        # What was kept is what the open episodes go on from.
+        await run.collector.start(1)
+        assert await run.collector.lease(2, step=2)
+        assert not run.collector.progress().restarts
         await run.collector.stop()
 
 
@@ -221,6 +268,16 @@ async def test_stop_is_prompt_with_a_tool_and_a_request_that_hang_and_loses_no_t
         assert journaled == delivered > 0
         assert run.collector.progress().in_flight == 0
         await run.collector.stop()
+
+
+async def test_stop_asks_for_no_more_tokens(fast_path: Path) -> None:
+    engine = ScriptedEngine(shopper, chunk=1, delay=0.01)
+    with Run(fast_path / "journal.sqlite", Shop, config(journal_tokens=4), engine=engine) as run:
+        await run.collector.start(0)
+        await until(lambda: run.collector.progress().generating == 8 and len(engine.requests) >= 8)
+        ended = len(engine.requests)
+        await run.collector.stop()
+        assert len(engine.requests) <= ended + 8
 
 
 async def test_stop_with_a_paused_engine_is_prompt(fast_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -149,10 +150,11 @@ def test_a_second_open_is_refused_in_this_process_and_in_another(tmp_path: Path)
 def test_a_forked_survivor_does_not_keep_the_lock(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     code = (
-        "import os, subprocess, sys; from pathlib import Path; from gspo_agent.rollout.journal import Journal\n"
+        "import os, sys, time; from pathlib import Path; from gspo_agent.rollout.journal import Journal\n"
         "journal = Journal.open(Path(sys.argv[1]))\n"
-        "child = subprocess.Popen(['sleep', '30'], close_fds=False, stdout=-3, stderr=-3)\n"
-        "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
+        "child = os.fork()\n"
+        "if not child: os.close(1); os.close(2); time.sleep(30); os._exit(0)\n"
+        "print(child, flush=True); os.kill(os.getpid(), 9)"
     )
     victim = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
     child = int(victim.stdout)
@@ -230,7 +232,7 @@ def test_a_torn_file_is_named(tmp_path: Path) -> None:
         for number in range(500):
             journal.append(1, CallBegun(f"{number}" * 50, "f", {}))
     data = bytearray(path.read_bytes())
-    data[8192:20480] = os.urandom(12288)
+    data[-12288:] = os.urandom(12288)
     path.write_bytes(data)
     with pytest.raises(JournalError, match=r"journal\.sqlite"):
         Journal.open(path)
@@ -305,6 +307,26 @@ def test_a_life_is_never_used_twice(tmp_path: Path) -> None:
         with Journal.open(tmp_path / "journal.sqlite") as journal:
             lives.append(journal.life)
     assert lives == [1, 2, 3]
+
+
+def test_a_run_is_alive_while_its_process_shows_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with Journal.open(path) as journal:
+        assert read_status(path).alive
+        for host, pid, age, alive in (
+            (socket.gethostname(), ended.pid, 0, False),
+            (socket.gethostname(), os.getpid(), lock.EXPIRY + 1, False),
+            ("elsewhere", ended.pid, 0, True),
+            ("elsewhere", ended.pid, lock.EXPIRY + 1, False),
+        ):
+            lease = (host, pid, time.time() - age)
+            journal.submit(
+                lambda c, lease=lease: c.execute("UPDATE lease SET host = ?, pid = ?, heartbeat = ?", lease)
+            ).result(5)
+            assert read_status(path).alive is alive, lease
+    assert not read_status(path).alive
 
 
 def test_status_of_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
