@@ -21,11 +21,11 @@ _DEFAULT_TIME_LIMIT = 5.0
 class CodeSandbox(ToolEnv):
     """A programming task with visible and hidden unit tests; the program runs in the sandbox only.
 
-    A task is {"prompt", "kind": "stdio" | "call", "entry_point", "public_tests", "hidden_tests", "time_limit"}. Tests
-    are {"stdin", "stdout"} or {"args", "expected"}; "entry_point" names the function of a "call" task, "time_limit" is
-    CPU seconds for each test. The score is 1 when the program that was written last passes every hidden test, which
-    no message, tool result or exception shows; of them only inputs enter the sandbox. A message without a tool call
-    hands the program in.
+    A task is {"prompt", "kind": "stdio" | "call", "public_tests", "hidden_tests"} and may have a "time_limit", CPU
+    seconds for each test. Tests are {"stdin", "stdout"}, or {"args", "expected"} of the function "entry_point" (of a
+    new object of the class "cls"). The score is 1 when the program that was written last passes every hidden test.
+    No message, tool result or exception shows these, and only their inputs enter the sandbox. A message without a
+    tool call hands the program in.
     """
 
     logs_calls = True
@@ -124,6 +124,7 @@ async def _judge(code: str, task: Mapping[str, Any], tests: Sequence[Mapping[str
         tests,
         kind=task["kind"],
         entry_point=task.get("entry_point"),
+        cls=task.get("cls"),
         limits=SandboxLimits(cpu_s=cpu_s, wall_s=3 * cpu_s + 5),
         stop_at_failure=True,
     )
@@ -134,10 +135,9 @@ async def _judge(code: str, task: Mapping[str, Any], tests: Sequence[Mapping[str
 
 def _check(task: Mapping[str, Any]) -> None:
     """Raises EnvError that names the field; never its content, which may be hidden."""
-    for field in ("prompt", "kind", "public_tests", "hidden_tests"):
+    kind = task.get("kind")
+    if kind not in ("stdio", "call"):
+        raise EnvError(f"CodeSandbox: a task's kind is 'stdio' or 'call', not {kind!r}")
+    for field in ("prompt", "public_tests", "hidden_tests", *(("entry_point",) if kind == "call" else ())):
         if not task.get(field):
-            raise EnvError(f"CodeSandbox: the task has no {field!r}")
-    if task["kind"] not in ("stdio", "call"):
-        raise EnvError(f"CodeSandbox: kind {task['kind']!r} is neither 'stdio' nor 'call'")
-    if task["kind"] == "call" and not task.get("entry_point"):
-        raise EnvError("CodeSandbox: a task of kind 'call' names no 'entry_point'")
+            raise EnvError(f"CodeSandbox: the task, of kind {kind!r}, has no {field!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,9 +13,13 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from envs.code_sandbox import CodeSandbox, Compositions
 from envs.code_sandbox.compositions import OPERATIONS, compositions, draw, program
-from gspo_agent.env import check_env
+from gspo_agent.config import EnvConfig
+from gspo_agent.env import EnvFactory, check_env
 from gspo_agent.errors import EnvError, Unscored
 from gspo_agent.messages import Message, assistant, call
+from gspo_agent.tasks import TaskSource
+
+DATA = Path(__file__).parents[2] / "examples" / "data"
 
 DOUBLE = "def f(x):\n    return 2 * x\n"
 SQUARE = "def f(x):\n    return x * x\n"
@@ -160,6 +165,29 @@ async def test_demonstrations_are_what_the_environment_would_have_answered() -> 
         answered, reward, _, ended = await play(env, puzzle, *[m for m in messages if m["role"] == "assistant"])
         assert answered == [message["content"] for message in messages if message["role"] == "tool"]
         assert (reward, ended, env.tool_schemas) == (1.0, True, schemas)
+
+
+@pytest.mark.parametrize("name", ["humaneval", "mbpp", "livecodebench", "apps", "taco"])
+async def test_tasks_in_the_formats_of_the_field_are_played(name: str) -> None:
+    factory = EnvFactory(EnvConfig(id="CodeSandbox", tasks={"train": f"{name}:{DATA / name}.jsonl"}), CodeSandbox)
+    source = TaskSource.open(factory, "train", 0, DATA)
+    assert source.num_tasks
+    for cursor in range(source.num_tasks):
+        task = source.task(cursor)
+        if task["kind"] == "test_code":
+            with pytest.raises(EnvError, match="test_code"):
+                await CodeSandbox().areset(options={"task": task})
+            continue
+        results, reward, _, _ = await play(CodeSandbox(), task, write("pass\n"), TEST, DONE)
+        assert results[1].startswith("failed")
+        assert reward == 0.0
+
+
+async def test_a_method_of_a_class_is_called() -> None:
+    task = {**TASK, "cls": "Solution"}
+    method = "class Solution:\n    def f(self, x):\n        return 2 * x\n"
+    results, reward, _, _ = await play(CodeSandbox(), task, write(method), TEST, DONE)
+    assert (results[1], reward) == ("passed", 1.0)
 
 
 def test_splits_share_no_composition_and_positions_hold_the_same_task() -> None:
