@@ -1,4 +1,4 @@
-"""The environments that come with gspo_agent. Importing this makes their ids known to `gymnasium.make`."""
+"""The environments that come with gspo_agent; importing `gspo_agent.env` makes their ids known to `gymnasium.make`."""
 
 _ENTRY_POINTS = {
     "gspo_agent/Calculator-v0": "envs.calculator:Calculator",

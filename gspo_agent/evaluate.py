@@ -181,6 +181,7 @@ async def evaluate_policy(
             )
         finally:
             await engine.close()
+            await asyncio.gather(*(factory.aclose() for factory in factories))
     return held_out.metrics(config.evaluation.pass_threshold)
 
 
@@ -216,6 +217,7 @@ async def collect(
             )
         finally:
             await engine.close()
+            await asyncio.gather(*(factory.aclose() for factory in factories))
     flat = [trajectory for several in result.trajectories for trajectory in several]
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("wb") as file:

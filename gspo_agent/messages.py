@@ -47,7 +47,7 @@ def assistant(content: str, tool_calls: list[ToolCall] | None = None) -> Message
     return message
 
 
-def call(name: str, **arguments: Any) -> ToolCall:
+def call(name: str, /, **arguments: Any) -> ToolCall:
     """A well-formed tool call, as a scripted policy or a demonstration writes it."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 

@@ -103,6 +103,7 @@ class Session:
             screen.phase("stopping: writing down what is unfinished")
             await collector.stop()
             await engine.close()
+            await asyncio.gather(*(factory.aclose() for factory in self.factories))
         screen.finished(run.steps(), run.evaluations(), run.curve)
 
     async def _loop(
