@@ -123,6 +123,7 @@ async def _episode(
                 task=source.tasks.task(cursor),
                 limits=source.limits,
                 temperature=temperature,
+                renew=source.factory.create,
             )
         except (EnvError, EngineError, SandboxError) as error:
             cause = str(error)
