@@ -29,8 +29,8 @@ from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 FLAKY = 0.3  # chance that the tool fails
 TURNS, TURN_TOKENS = 6, 48
-DEMONSTRATIONS, COLD_STEPS, COLD_BATCH = 14_000, 900, 32
-STEPS, GROUPS, GROUP_SIZE, MINI_BATCHES = 30, 32, 8, 4
+DEMONSTRATIONS, COLD_STEPS, COLD_BATCH = 18_000, 1200, 32
+STEPS, GROUPS, GROUP_SIZE, MINI_BATCHES = 40, 32, 8, 4
 LR, CLIP_LOW, CLIP_HIGH = 5e-4, 3e-4, 4e-4  # the paper's band
 
 # ---------------------------------------------------------------- the environment: questions, a tool, a score
@@ -57,11 +57,10 @@ class Task:
 def draw_task(rng: random.Random, held_out: bool) -> Task:
     """No three numbers of a held-out task occur in training."""
     while True:
-        a, b, c = sorted(rng.randint(11, 99) for _ in range(3))
-        if ((a * 7919 + b * 104729 + c * 1299709) % 10 == 0) == held_out:
+        a, b, c = (rng.randint(11, 99) for _ in range(3))
+        if ((a + b + c) % 10 == 0) == held_out:
             break
-    numbers = dict(zip("abc", rng.sample((a, b, c), 3), strict=True))
-    question, expression = (text.format(**numbers) for text in rng.choice(QUESTIONS))
+    question, expression = (text.format(a=a, b=b, c=c) for text in rng.choice(QUESTIONS))
     return Task(question, expression, calculate(expression))
 
 

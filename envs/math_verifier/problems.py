@@ -84,9 +84,8 @@ def draw(split: str, rng: random.Random) -> Problem:
 
 
 def held_out(a: int, b: int, c: int) -> bool:
-    """Whether three numbers, in whatever order, belong to the test split: about one in ten."""
-    low, middle, high = sorted((a, b, c))
-    return (low * 7919 + middle * 104729 + high * 1299709) % 10 == 0
+    """Whether three numbers, in whatever order, belong to the test split: one in ten."""
+    return (a + b + c) % 10 == 0
 
 
 def demonstration(rng: random.Random, progress: float, *, tool: bool, flaky: float) -> list[Message]:

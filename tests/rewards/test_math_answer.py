@@ -88,6 +88,8 @@ def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
         ("12345678901234567891", "12345678901234567890", "different:num"),
         ("9^{9^{9^9}}", "9", "rejected:too_large"),
         ("2^{99999}", "9", "rejected:too_large"),
+        ("99^{4000}", "9", "rejected:too_large"),
+        ("2^3^2", "512", "rejected:tower"),
         ("1" * (MAX_ANSWER_CHARS + 1), "1", "rejected:too_long"),
         ("(" * 41 + "1" + ")" * 41, "1", "rejected:too_deep"),
         ("1\x00", "1", "rejected:control_characters"),
