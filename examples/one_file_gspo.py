@@ -286,10 +286,8 @@ def sample(model: Qwen3ForCausalLM, prompts: list[list[int]]) -> list[tuple[list
     turns: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     live = list(range(len(prompts)))
     for _ in range(TURN_TOKENS):
-        # Called without keywords that later versions rename: the cache is filled in place.
-        hidden = model.model(
-            input_ids=inputs, attention_mask=attended, position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state[:, -1]
+        # By position: transformers is renaming the keyword of the cache, which is filled in place.
+        hidden = model.model(inputs, attended, positions, cache).last_hidden_state[:, -1]
         logprobs = model.lm_head(hidden).log_softmax(-1)
         drawn = torch.multinomial(logprobs.exp(), 1)
         for row, token, logprob in zip(

@@ -70,3 +70,27 @@ def test_an_episode_is_read_as_it_is_written(example: ModuleType) -> None:
     assert example.step(episode, example.ANSWER % task.gold, rng) is None
     assert (episode.reward, episode.done) == (1.0, True)
     assert episode.outcomes[-2:] == ["call", "answer"]
+
+
+@pytest.mark.slow
+def test_it_runs_from_cold_start_to_the_last_evaluation_and_its_logprobs_are_those_it_sampled_with(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"DEMONSTRATIONS": 400, "COLD_STEPS": 40, "STEPS": 2, "GROUPS": 4}.items():
+        monkeypatch.setattr(example, name, value)
+    threads = torch.get_num_threads()
+    try:
+        example.main(seed=0)
+    finally:
+        torch.set_num_threads(threads)
+    assert "held out, after:" in capsys.readouterr().out
+
+    model, tokenizer = example.cold_start(0)
+    rng = random.Random(0)
+    episodes = example.run_episodes(model, tokenizer, [example.draw_task(rng, False) for _ in range(8)], rng)
+    for episode in episodes:
+        ids = torch.tensor([episode.token_ids])
+        logprobs = model(ids[:, :-1]).logits[0].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = torch.tensor(episode.sampled[1:])
+        assert mask.any()
+        assert torch.allclose(logprobs[mask], torch.tensor(episode.logprobs[1:])[mask], atol=1e-4)
