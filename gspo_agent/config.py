@@ -31,7 +31,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 def _seconds(value: Any) -> Any:
     """ "20m" -> 1200.0; numbers are seconds."""
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*(ms|s|m|h|d)\s*", value)
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|h|d)\s*", value)
         if not match:
             raise ValueError(f"{value!r} is not a duration; write a number and one of {', '.join(_UNITS)}, as in '20m'")
         return float(match[1]) * _UNITS[match[2]]
@@ -40,10 +40,23 @@ def _seconds(value: Any) -> Any:
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Positive = Annotated[int, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Directory = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_numbers(cls, data: Any) -> Any:
+        """Python counts true as 1; whoever writes `steps = true` meant something else."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if isinstance(value, bool) and name in cls.model_fields and cls.model_fields[name].annotation is not bool:
+                raise ValueError(f"{name} = {str(value).lower()}, but it is not a switch")
+        return data
 
 
 class Limits(Section):
@@ -142,7 +155,13 @@ class GRPO(Section):
     clip_high: Annotated[float, Field(gt=0)] = 0.27
 
 
-Loss = Annotated[GSPO | GSPOToken | GRPO, Field(discriminator="name")]
+def _named(value: Any) -> Any:
+    """A section that only changes a number is about the default loss."""
+    return {"name": "gspo", **value} if isinstance(value, dict) else value
+
+
+Loss = Annotated[GSPO | GSPOToken | GRPO, Field(discriminator="name"), BeforeValidator(_named)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LearnerConfig(Section):
@@ -157,11 +176,11 @@ class LearnerConfig(Section):
     lr_schedule: Literal["constant", "linear"] = "constant"
     """"linear" decays to a tenth over `steps`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     advantage_std: bool = True
     """Divide a group's advantages by their standard deviation (equation 6 of the paper)."""
-    device: str = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """"auto" takes a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -181,18 +200,30 @@ class ColdStart(Section):
     batch_size: Positive = 32
     steps: Positive = 1100
     lr: Annotated[float, Field(gt=0)] = 3e-3
-    seed: int | None = None
+    seed: Seed | None = None
     """None: the run's seed."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        # Rotary positions turn the two halves of a head against each other.
+        for whole, of, part in (
+            (self.hidden_size, "hidden_size", 2 * self.heads),
+            (self.heads, "heads", self.kv_heads),
+        ):
+            if whole % part:
+                times = "2 * heads" if of == "hidden_size" else "kv_heads"
+                raise ValueError(f"{of} {whole} is no multiple of {times} = {part}")
+        return self
 
 
 class RunConfig(Section):
     """The run directory and how often things are kept."""
 
-    dir: Path
+    dir: Directory
     """Journal, checkpoints, curve and metrics; the same line with the same directory goes on."""
     steps: Annotated[int, Field(ge=0)] = 100
     """Training steps in all, over every restart."""
-    seed: int = 0
+    seed: Seed = 0
     checkpoint_every: Positive = 1
     keep_checkpoints: Positive = 2
     durability: Literal["process", "power"] = "process"
@@ -212,6 +243,12 @@ class EvalConfig(Section):
     """The reward from which an episode counts as passed."""
 
 
+def _sections(envs: Any) -> Any:
+    if isinstance(envs, dict):
+        raise ValueError("there may be several environments: write [[env]], with two brackets")
+    return envs
+
+
 def _one_env(envs: list[EnvConfig]) -> list[EnvConfig]:
     if not envs:
         raise ValueError("at least one [[env]] is needed")
@@ -221,9 +258,9 @@ def _one_env(envs: list[EnvConfig]) -> list[EnvConfig]:
 class Config(Section):
     """A whole run."""
 
-    model: str
+    model: Annotated[str, Field(min_length=1)]
     """A directory or hub name of a causal language model; "tiny" makes one as [cold_start] says."""
-    env: Annotated[list[EnvConfig], AfterValidator(_one_env)]
+    env: Annotated[list[EnvConfig], BeforeValidator(_sections), AfterValidator(_one_env)]
     engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -249,10 +286,10 @@ class Config(Section):
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Config:
         """Reads a TOML file; `overrides` are `section.key=value`, values as in TOML (bare words are strings)."""
         try:
-            data = tomllib.loads(Path(path).read_text())
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             raise ConfigError(f"no configuration file {str(path)!r}; examples are in examples/") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise ConfigError(f"{path}: not readable as TOML: {error}") from None
         for override in overrides:
             _override(data, override)
@@ -328,7 +365,8 @@ def _explain(model: type[BaseModel], problem: Any, source: str) -> str:
     if problem["type"] == "missing":
         return f"{source}: {place} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if problem["type"] in ("value_error", "model_type") and not place else f" (given {problem['input']!r})"
+    # A whole section says less than the message, which names the key.
+    given = "" if isinstance(problem["input"], dict) else f" (given {problem['input']!r})"
     return f"{source}: {place}: {message}{given}" if place else f"{source}: {message}"
 
 

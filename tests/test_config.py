@@ -41,6 +41,17 @@ def test_an_omitted_clip_is_that_losses_own_default(toml: Path) -> None:
         ("model.name=x", "model is a value, not a section"),
         ("env.limits.turns=3", "write the number of the [[env]] first, 0 to 0"),
         ("env.4.limits.turns=3", "write the number of the [[env]] first, 0 to 0"),
+        ("env={id='x'}", "env: there may be several environments: write [[env]], with two brackets"),
+        ("env.0.limits.wall=1.2.3s", "'1.2.3s' is not a duration"),
+        ("rollout.temperature=inf", "rollout.temperature: Input should be a finite number"),
+        ("learner.lr=nan", "learner.lr: Input should be a finite number"),
+        ("learner.betas=[0.9, 2]", "learner.betas.1: Input should be less than 1 (given 2)"),
+        ("learner.device=gpu", "learner.device: String should match"),
+        ("run.seed=-1", "run.seed: Input should be greater than or equal to 0 (given -1)"),
+        ("run.steps=true", "run: steps = true, but it is not a switch"),
+        ("cold_start.heads=3", "cold_start: hidden_size 128 is no multiple of 2 * heads = 6"),
+        ("cold_start.kv_heads=3", "cold_start: heads 4 is no multiple of kv_heads = 3"),
+        ("learner.loss={clip=1}", "unknown key learner.loss.gspo.clip; did you mean 'clip_low'?"),
     ],
 )
 def test_a_bad_key_or_value_is_named_with_its_place_and_remedy(toml: Path, override: str, message: str) -> None:
@@ -87,3 +98,23 @@ def test_identity_ignores_what_may_change_between_starts(toml: Path) -> None:
     assert config.override(["learner.lr=1e-5", "run.steps=9"]).identity() == config.identity()
     assert config.override(["rollout.group_size=4"]).identity() != config.identity()
     assert config.override(["cold_start.layers=3"]).identity() != config.identity()
+
+
+def test_a_file_as_other_editors_write_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
+    assert Config.load(path).model == "tiny"
+
+
+@pytest.mark.parametrize("name", ["", "run.toml/inside", "x" * 300])
+def test_a_path_that_is_no_file_is_named(toml: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="not readable as TOML"):
+        Config.load(toml.parent / name)
+
+
+def test_a_tilde_is_the_home_directory(toml: Path) -> None:
+    assert Config.load(toml, ["run.dir=~/runs"]).run.dir == Path.home() / "runs"
+
+
+def test_a_number_of_the_default_loss_changes_alone(toml: Path) -> None:
+    assert Config.load(toml, ["learner.loss.clip_low=1e-3"]).learner.loss == GSPO(clip_low=1e-3)
