@@ -70,8 +70,8 @@ def test_status_audit_eval_and_rollout_read_a_run(tmp_path: Path) -> None:
         ["eval", str(made.dir), "--samples", "2"],
         ["rollout", str(made.dir), str(out), "--episodes", "3"],
     ):
-        finished = run(*arguments)
-        assert finished.returncode == 0, finished.stderr
+        result = runner.invoke(cli.app, arguments)
+        assert result.exit_code == 0, result.output
     assert len(out.read_text().splitlines()) == 3
     assert json.loads(out.read_text().splitlines()[0])["messages"][0]["role"] in ("system", "user")
 
