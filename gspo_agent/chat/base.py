@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from gspo_agent.messages import Message
@@ -69,6 +69,11 @@ def build_conversation(
             written += [False] * len(tail)
         position = after
     return token_ids, written
+
+
+def first_stop(token_ids: list[int], stops: Iterable[int]) -> int:
+    """Where the first of `stops` is in `token_ids`; their length where there is none."""
+    return min((token_ids.index(stop) for stop in stops if stop in token_ids), default=len(token_ids))
 
 
 def as_list(token_ids: Sequence[int]) -> list[int]:

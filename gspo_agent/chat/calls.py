@@ -10,6 +10,7 @@ from gspo_agent.messages import ToolCall
 
 FORMAT_HINT = 'write <tool_call>, then {"name": ..., "arguments": {...}}, then </tool_call>'
 _SHOWN_CHARS = 200
+_strict_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _HERMES = re.compile(r"<tool_call>(.*?)(?:(</tool_call>)|\Z)", re.DOTALL)
 
 
@@ -20,7 +21,7 @@ def make_call(name: Any, arguments: Any, raw: str = "") -> ToolCall:
     if not isinstance(arguments, dict):
         return broken_call(f"the arguments of {name} are not an object but {type(arguments).__name__}", raw, name)
     try:
-        json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
+        _strict_json([name, arguments]).encode()
     except (ValueError, RecursionError) as error:  # NaN, lone surrogates, endless nesting: nothing could record them
         return broken_call(f"the arguments of {name} cannot be used: {_line(str(error))}", raw, name)
     return {"type": "function", "function": {"name": name, "arguments": arguments}}

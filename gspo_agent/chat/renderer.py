@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_agent.chat.base import as_list, build_conversation
+from renderers.reasoning import prompt_ends_in_reasoning
+
+from gspo_agent.chat.base import as_list, build_conversation, first_stop
 from gspo_agent.chat.calls import broken_call, make_call, split_hermes, spoil
 from gspo_agent.chat.text import SafeTokenizer
 from gspo_agent.errors import ChatError
@@ -20,8 +22,9 @@ _PROBLEMS = {
 }
 
 LOCAL_BRIDGE = frozenset({"qwen3"})
-"""Renderers that look no further back, when they close a turn, than to the last stop token before it, and whose calls
-are Hermes-style, so that between calls there is nothing but whitespace."""
+"""Renderers that, when they close a turn, look neither at the tools nor further back than to the last stop token before
+it: of what precedes a turn, they ask only whether it opens the thinking. Their calls are Hermes-style, so that between
+calls there is nothing but whitespace."""
 
 
 class RendererChat:
@@ -36,6 +39,9 @@ class RendererChat:
         self._probe = self.open([user("x")], [])
         without_prompt = renderer.render_ids([user("x")], tools=None)
         self._generation_prompt = self._probe[len(without_prompt) :]
+        self._parse_prompt: list[int] | None = self._generation_prompt
+        if self._local and not prompt_ends_in_reasoning(tokenizer, self._parse_prompt, stop_ids=self._stops):
+            self._parse_prompt = None  # answered once; the renderer would work it out again for every turn
 
     def open(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
         guarded = self.tokenizer.guard_messages(messages)
@@ -49,9 +55,10 @@ class RendererChat:
         turn = as_list(token_ids[turn_start:])
         if not self._stops.isdisjoint(turn[:-1]):  # the renderer would drop what follows the stop token
             return None
-        prompt = as_list(token_ids[self._context_start(token_ids, turn_start) : turn_start])
+        prompt = self._context(token_ids, turn_start)
         guarded = self.tokenizer.guard_messages(messages)
-        bridged = self.renderer.bridge_to_next_turn(prompt, turn, guarded, tools=self._tools(tools))
+        shown = None if self._local else self._tools(tools)
+        bridged = self.renderer.bridge_to_next_turn(prompt, turn, guarded, tools=shown)
         if bridged is None:
             return None
         previous = prompt + turn
@@ -60,10 +67,9 @@ class RendererChat:
 
     def parse(self, turn_ids: Sequence[int], tools: list[dict[str, Any]]) -> Message:
         turn = as_list(turn_ids)
-        stop = next((i for i, token in enumerate(turn) if token in self._stops), len(turn))
-        turn = turn[:stop]
+        turn = turn[: first_stop(turn, self.stop_token_ids)]
         try:
-            parsed = self.renderer.parse_response(turn, tools=tools or None, prompt_ids=self._generation_prompt)
+            parsed = self.renderer.parse_response(turn, tools=tools or None, prompt_ids=self._parse_prompt)
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, endless nesting
             content, calls = split_hermes(self.tokenizer.decode(turn))
             return assistant(content, calls or [broken_call(f"the turn cannot be read ({error})", "")])
@@ -92,14 +98,17 @@ class RendererChat:
             )
         return rendered[start : end + 1]
 
-    def _context_start(self, token_ids: Sequence[int], turn_start: int) -> int:
-        """Where the renderer's view of what precedes the turn may begin."""
+    def _context(self, token_ids: Sequence[int], turn_start: int) -> list[int]:
+        """What the renderer has to see of the tokens before the turn."""
         if not self._local:
-            return 0
+            return as_list(token_ids[:turn_start])
+        prompt = self._generation_prompt
+        if as_list(token_ids[max(0, turn_start - len(prompt)) : turn_start]) == prompt:
+            return prompt
         for position in range(turn_start - 1, -1, -1):
             if int(token_ids[position]) in self._stops:
-                return position
-        return 0
+                return as_list(token_ids[position:turn_start])
+        return as_list(token_ids[:turn_start])
 
     def _tools(self, tools: list[dict[str, Any]]) -> Any:
         return self.tokenizer.guard_json(tools) or None

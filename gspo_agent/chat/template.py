@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_agent.chat.base import as_list, build_conversation
+from gspo_agent.chat.base import as_list, build_conversation, first_stop
 from gspo_agent.chat.calls import split_hermes
 from gspo_agent.chat.text import SafeTokenizer
 from gspo_agent.errors import ChatError
@@ -66,7 +66,7 @@ class TemplateChat:
 
     def parse(self, turn_ids: Sequence[int], tools: list[dict[str, Any]]) -> Message:
         turn = as_list(turn_ids)
-        stop = next((i for i, token in enumerate(turn) if token in self.stop_token_ids), len(turn))
+        stop = first_stop(turn, self.stop_token_ids)
         text = self.tokenizer.decode(turn[:stop]) if stop else ""
         thinking, closed, rest = text.partition("</think>")
         reasoning = ""

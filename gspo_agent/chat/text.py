@@ -7,6 +7,7 @@ use; `encode` looks up what is still in one piece, and takes that character away
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from gspo_agent.messages import Message
 
 _MARK = "\ufdd0"  # a noncharacter: never valid in interchanged text
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_SHORT_CHARS, _KEPT = 64, 4096  # the pieces of markup that come again with every turn
 
 
 class SafeTokenizer:
@@ -42,7 +44,8 @@ class SafeTokenizer:
                 f"tokenizer {self.name_or_path!r} has the single character {single!r} as an added token, so text with "
                 f"that character cannot be told from markup; remove it from the tokenizer's added tokens"
             )
-        self._plain = _without_added_tokens(backend)
+        self._backend, self._plain = backend, _without_added_tokens(backend)
+        self._encode_short = functools.lru_cache(maxsize=_KEPT)(self._encode)
         longest_first = sorted(self.control_ids, key=len, reverse=True)
         self._looks_special = re.compile("|".join([*map(re.escape, longest_first), _MARK]))
         self._beginnings = tuple({token[:end] for token in longest_first for end in range(1, len(token))})
@@ -86,6 +89,17 @@ class SafeTokenizer:
         ]
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        return list(self._encode_short(text)) if len(text) <= _SHORT_CHARS else self._encode(text)
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of the tokens as they are: no spaces are taken out before punctuation."""
+        return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        known = self.control_ids.get(tokens) if isinstance(tokens, str) else None
+        return self.inner.convert_tokens_to_ids(tokens) if known is None else known
+
+    def _encode(self, text: str) -> list[int]:
         token_ids: list[int] = []
         end = 0
         for match in self._markup.finditer(text):
@@ -93,13 +107,6 @@ class SafeTokenizer:
             token_ids.append(self.control_ids[match[match.lastindex or 0]])
             end = match.end()
         return token_ids + self._encode_plain(text[end:])
-
-    def decode(self, token_ids: Any, **options: Any) -> str:
-        options.setdefault("skip_special_tokens", False)
-        return str(self.inner.decode(token_ids, **options))
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return self.inner.convert_tokens_to_ids(tokens)
 
     def _encode_plain(self, text: str) -> list[int]:
         text = text.replace(_MARK, "")

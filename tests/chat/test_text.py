@@ -60,6 +60,13 @@ def test_markup_is_tokenised_as_the_tokenizer_does_it(chat: RendererChat, text: 
     assert chat.tokenizer.encode(text) == chat.tokenizer.inner.encode(text, add_special_tokens=False)
 
 
+def test_a_caller_may_change_the_ids_it_got(chat: RendererChat) -> None:
+    first = chat.tokenizer.encode("assistant\n")
+    expected = list(first)
+    first.append(0)
+    assert chat.tokenizer.encode("assistant\n") == expected
+
+
 def test_half_a_surrogate_pair_does_not_stop_an_episode(chat: RendererChat) -> None:
     assert chat.tokenizer.decode(chat.tokenizer.encode(chat.tokenizer.guard("a\ud800b"))) == "a\ufffdb"
 
