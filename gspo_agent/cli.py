@@ -201,7 +201,9 @@ def main() -> None:
     try:
         app()
     except GspoAgentError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"{type(error).__name__}: {error}", markup=False)
+        # `shop:Parrot:` is a name, not an emoji.
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        console.print(f"{type(error).__name__}: {error}")
         sys.exit(1)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -87,3 +88,16 @@ def boundary(error: type[GspoAgentError], what: str) -> Iterator[None]:
         raise
     except Exception as cause:
         raise error(f"{what}: {type(cause).__name__}: {cause}") from cause
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Turns what the operating system says against writing `path` into a JournalError with the remedy."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or path
+        raise JournalError(
+            f"{place} cannot be written: {error.strerror or error}; see free space and permissions, and run the same "
+            "command again"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from gspo_agent.assembly import env_factories, find_model, local_engine, open_so
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
 from gspo_agent.engine.base import Engine
-from gspo_agent.env import EnvFactory
-from gspo_agent.errors import ConfigError, EngineError, EnvError, SandboxError
+from gspo_agent.env import Env, EnvFactory
+from gspo_agent.errors import ConfigError, EnvError, written
 from gspo_agent.monitor.metrics import summarise
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.collector import Source
@@ -25,7 +26,9 @@ from gspo_agent.rollout.episode import run_episode
 from gspo_agent.run import Run
 from gspo_agent.trajectory import Status, Trajectory
 
+_log = logging.getLogger(__name__)
 _ATTEMPTS = 3
+_CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Evaluation:
         what `monitor.metrics.summarise` shows."""
         flat = [trajectory for several in self.trajectories for trajectory in several]
         if not flat:
-            return {}
+            return {"episodes": 0.0, "failed_episodes": float(len(self.failures))}
         counts = [(len(t), sum(x.reward >= pass_threshold for x in t)) for t in self.trajectories if t]
         rates = [passed / n for n, passed in counts]
         mean = sum(rates) / len(rates)
@@ -93,8 +96,11 @@ async def evaluate(
             progress(done, total)
         return trajectory
 
-    async with asyncio.TaskGroup() as tasks:
-        started = [[tasks.create_task(one(n, k)) for k in range(samples)] for n in range(episodes)]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            started = [[tasks.create_task(one(n, k)) for k in range(samples)] for n in range(episodes)]
+    except ExceptionGroup as several:  # the first says what is wrong
+        raise several.exceptions[0] from None
     results = [[task.result() for task in several] for several in started]
     return Evaluation([[t for t in several if t is not None] for several in results], failures)
 
@@ -113,8 +119,9 @@ async def _episode(
     for attempt in range(_ATTEMPTS):
         # Negative group ids: no request of an evaluation shares its name with one of training.
         trajectory = Trajectory(-1 - number, sample, attempt, seed=_seed(seed, number, sample))
-        env = source.factory.create()
+        env: Env | None = None
         try:
+            env = source.factory.create()
             await run_episode(
                 trajectory,
                 env=env,
@@ -125,16 +132,28 @@ async def _episode(
                 temperature=temperature,
                 renew=source.factory.create,
             )
-        except (EnvError, EngineError, SandboxError) as error:
-            cause = str(error)
+        except ConfigError:
+            raise
+        except Exception as error:  # one environment that cannot be made takes no evaluation down
+            cause = f"{type(error).__name__}: {error}"
         else:
             if trajectory.status is not Status.FAILED:
                 return trajectory
             cause = trajectory.stop_reason or "failed"
         finally:
-            await env.aclose()
+            await _close(env)
     failures.append(cause)
     return None
+
+
+async def _close(env: Env | None) -> None:
+    if env is None:
+        return
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await env.aclose()
+    except Exception as error:  # the episode is over; its result does not hang on this
+        _log.warning("%s.close: %s: %s", type(env).__name__, type(error).__name__, error)
 
 
 def _seed(*parts: int) -> int:
@@ -143,16 +162,15 @@ def _seed(*parts: int) -> int:
 
 async def evaluate_held_out(
     config: Config,
-    factories: Sequence[EnvFactory],
+    sources: Sequence[Source],
     chat: Chat,
     engine: Engine,
     progress: Callable[[int, int], None] | None = None,
     *,
     samples: int = 1,
 ) -> Evaluation:
-    """The configured evaluation on the configured split; never more tasks than the split has."""
+    """The configured evaluation on `sources`, those of the configured split; never more tasks than there are."""
     evaluation = config.evaluation
-    sources = open_sources(config, factories, evaluation.split)
     return await evaluate(
         sources,
         chat=chat,
@@ -173,17 +191,25 @@ async def evaluate_policy(
     screen = Screen(config)
     with screen:
         factories = env_factories(config)
+        sources = open_sources(config, factories, config.evaluation.split)
         path = policy_path(config, factories, run, model, screen)
         engine = local_engine(config, path)
         try:
             screen.phase(f"measuring {path}")
             held_out = await evaluate_held_out(
-                config, factories, load_chat(path), engine, screen.advance, samples=samples
+                config, sources, load_chat(path), engine, screen.advance, samples=samples
             )
         finally:
             await engine.close()
             await asyncio.gather(*(factory.aclose() for factory in factories))
+    _some_scored(held_out)
     return held_out.metrics(config.evaluation.pass_threshold)
+
+
+def _some_scored(result: Evaluation) -> None:
+    """Raises EnvError where no episode has come to a verdict."""
+    if result.failures and not any(result.trajectories):
+        raise EnvError(f"all {len(result.failures)} episodes failed, {_ATTEMPTS} times each: {result.failures[0]}")
 
 
 async def collect(
@@ -200,8 +226,11 @@ async def collect(
     screen = Screen(config)
     with screen:
         factories = env_factories(config)
-        path = policy_path(config, factories, run, model, screen)
         sources = open_sources(config, factories, split)
+        with written(out):  # before minutes are spent on what could not be kept
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.open("ab").close()
+        path = policy_path(config, factories, run, model, screen)
         engine = local_engine(config, path)
         try:
             screen.phase("episodes")
@@ -219,9 +248,9 @@ async def collect(
         finally:
             await engine.close()
             await asyncio.gather(*(factory.aclose() for factory in factories))
+    _some_scored(result)
     flat = [trajectory for several in result.trajectories for trajectory in several]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("wb") as file:
+    with written(out), out.open("wb") as file:
         for trajectory in flat:
             file.write(orjson.dumps(to_json(trajectory), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
     return len(flat)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_agent.config import Config
-from gspo_agent.errors import ConfigError, JournalError
+from gspo_agent.errors import ConfigError, JournalError, written
 from gspo_agent.monitor.curve import Point, band_title, draw
 from gspo_agent.rollout.ledger import RunStatus, read_last_step, read_status, read_steps
 
@@ -44,17 +44,25 @@ class Run:
     def prepare(cls, config: Config, *, allow_changes: bool = False) -> Run:
         """The run directory of `config`, made where it is missing.
 
-        Raises ConfigError where the directory belongs to a run whose journaled episodes `config` would misread.
+        Raises ConfigError where the directory belongs to a run whose journaled episodes `config` would misread, and
+        JournalError where nothing can be written.
         """
         run = cls(config.run.dir)
-        run.dir.mkdir(parents=True, exist_ok=True)
+        with written(run.dir):
+            run.dir.mkdir(parents=True, exist_ok=True)
+            strangers = [path for path in run.dir.iterdir() if not path.name.startswith(run.journal.name)]
         if run.config_file.exists():
-            run._refuse_other(config, allow_changes)
-        elif any(run.dir.iterdir()):
+            if not allow_changes:
+                run._refuse_other(config)
+        elif strangers:
             raise ConfigError(f"{str(run.dir)!r} is not empty and not a run directory; choose another run.dir")
-        record = {"config": config.model_dump(mode="json"), "base_dir": str(config.base_dir)}
-        _write_atomic(run.config_file, json.dumps(record, indent=1))
         return run
+
+    def record_config(self, config: Config) -> None:
+        """Keeps the configuration of this start; only for the process that has the run's lock."""
+        record = {"config": config.model_dump(mode="json"), "base_dir": str(config.base_dir)}
+        with written(self.config_file):
+            _write_atomic(self.config_file, json.dumps(record, indent=1))
 
     @property
     def config_file(self) -> Path:
@@ -86,8 +94,12 @@ class Run:
             record = json.loads(self.config_file.read_text())
             config = Config.parse(record["config"], source=str(self.config_file))
             config._base_dir = Path(record["base_dir"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise JournalError(f"{self.config_file} is damaged: {error}; start with the original TOML file") from None
+        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+            why = " ".join(str(error).split())
+            raise JournalError(
+                f"{self.config_file} cannot be read: {type(error).__name__}: {why}; go on with "
+                "`gspo-agent train THE_ORIGINAL.toml --allow-changes`, which writes it anew"
+            ) from None
         # The directory may have been moved or mounted elsewhere since.
         return config.model_copy(update={"run": config.run.model_copy(update={"dir": self.dir})})
 
@@ -108,16 +120,16 @@ class Run:
         if not self.held_out.exists():
             return []
         latest: dict[int, Mapping[str, float]] = {}
-        for line in self.held_out.read_text().splitlines():
+        for line in self.held_out.read_bytes().splitlines():
             try:
                 record = json.loads(line)
-            except ValueError:  # the torn last line of a killed process
+                latest[record["step"]] = record["metrics"]
+            except (ValueError, TypeError, KeyError):  # the torn last line of a killed process
                 continue
-            latest[record["step"]] = record["metrics"]
         return sorted(latest.items())
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        with self.held_out.open("a") as file:
+        with written(self.held_out), self.held_out.open("a") as file:
             # A line of its own even after a torn one.
             file.write(("\n" if file.tell() else "") + json.dumps({"step": step, "metrics": dict(metrics)}))
             file.flush()
@@ -126,17 +138,28 @@ class Run:
     def draw(self) -> None:
         config = self.config()
         title = f"{self.dir.name}: {band_title(config.learner.loss.model_dump())}"
-        draw(self.curve, self.steps(), self.evaluations(), title)
+        with written(self.curve):
+            draw(self.curve, self.steps(), self.evaluations(), title)
 
-    def _refuse_other(self, config: Config, allow_changes: bool) -> None:
-        before, now = self.config().identity(), config.identity()
-        changed = [name for name in now if before[name] != now[name]]
-        if changed and not allow_changes:
-            lines = "\n".join(f"  {name}: {_short(before[name])} there, {_short(now[name])} here" for name in changed)
+    def _refuse_other(self, config: Config) -> None:
+        before, now = _flat(self.config().identity()), _flat(config.identity())
+        changed = [name for name in before | now if before.get(name) != now.get(name)]
+        if changed:
+            lines = "\n".join(
+                f"  {name}: {_short(before.get(name))} there, {_short(now.get(name))} here" for name in changed
+            )
             raise ConfigError(
                 f"{str(self.dir)!r} holds a run of another configuration:\n{lines}\n"
                 "Use another run.dir, or --allow-changes to go on all the same."
             )
+
+
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections by the names of their keys, so that only what differs is shown."""
+    flat: dict[str, Any] = {}
+    for name, value in identity.items():
+        flat |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _short(value: Any) -> str:

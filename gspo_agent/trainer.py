@@ -25,7 +25,7 @@ from gspo_agent.learner.batch import make_batch
 from gspo_agent.learner.learner import Learner
 from gspo_agent.monitor.metrics import staleness, summarise
 from gspo_agent.monitor.screen import Screen
-from gspo_agent.rollout.collector import Collector
+from gspo_agent.rollout.collector import Collector, Source
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger
 from gspo_agent.run import Run
@@ -53,9 +53,13 @@ async def train_async(
     """`train` as a coroutine. Cancelling it stops the run with everything durable."""
     screen = screen or Screen(config)
     factories = env_factories(config, env)
+    # A task file that cannot be read is named before minutes are spent on a model.
+    sources = open_sources(config, factories, "train")
+    held_out = open_sources(config, factories, config.evaluation.split) if config.evaluation.episodes else []
     run = Run.prepare(config, allow_changes=allow_changes)
     with screen, Journal.open(run.journal, durability=config.run.durability) as journal:
-        await Session(config, run, journal, screen, factories).run_to_end()
+        run.record_config(config)
+        await Session(config, run, journal, screen, factories, sources, held_out).run_to_end()
     return run
 
 
@@ -68,6 +72,8 @@ class Session:
     journal: Journal
     screen: Screen
     factories: Sequence[EnvFactory]
+    sources: Sequence[Source]
+    held_out: Sequence[Source]
 
     async def run_to_end(self) -> None:
         config, run, screen = self.config, self.run, self.screen
@@ -77,6 +83,8 @@ class Session:
         learner = await off_loop(self._learner, model_path)
         last = ledger.last_step()
         step = last.step if last else 0
+        if step > config.run.steps:
+            screen.note(f"step {step} is done already, and run.steps is {config.run.steps}: nothing more to train")
         if last is not None and last.checkpoint is not None:
             screen.phase(f"restoring step {step}")
             await off_loop(checkpoint.restore, learner, run.checkpoints / last.checkpoint, last.digest)
@@ -84,7 +92,7 @@ class Session:
         collector = Collector(
             journal=self.journal,
             ledger=ledger,
-            sources=open_sources(config, self.factories, "train"),
+            sources=self.sources,
             chat=chat,
             engine=engine,
             config=config.rollout,
@@ -150,10 +158,11 @@ class Session:
         if not due or not self.config.evaluation.episodes or step in dict(self.run.evaluations()):
             return
         self.screen.phase(f"measuring {self.config.evaluation.episodes} held-out tasks")
-        evaluation = await evaluate_held_out(self.config, self.factories, chat, engine, self.screen.advance)
+        evaluation = await evaluate_held_out(self.config, self.held_out, chat, engine, self.screen.advance)
         metrics = evaluation.metrics(self.config.evaluation.pass_threshold)
-        self.run.record_evaluation(step, metrics)
-        self.screen.evaluation(step, metrics)
+        if metrics["episodes"]:  # else the next start measures again
+            self.run.record_evaluation(step, metrics)
+        self.screen.evaluation(step, metrics, evaluation.failures)
 
     def _learner(self, model_path: Path) -> Learner:
         config = self.config

@@ -25,7 +25,7 @@ def test_rates_are_over_tasks_and_failures_are_in_none() -> None:
     assert metrics["pass@2"] == 0.5
     assert metrics["pass_rate/standard_error"] == pytest.approx(0.25)
     assert metrics["failed_episodes"] == 1
-    assert Evaluation([[]], ["EnvError: x"]).metrics(1.0) == {}
+    assert Evaluation([[]], ["EnvError: x"]).metrics(1.0) == {"episodes": 0.0, "failed_episodes": 1.0}
 
 
 def test_an_episode_as_json_says_who_wrote_each_token() -> None:

@@ -14,7 +14,7 @@ import pytest
 from gspo_agent import trainer
 from gspo_agent.config import Config
 from gspo_agent.env import ToolEnv, tool
-from gspo_agent.errors import ConfigError, EnvError, RunLocked
+from gspo_agent.errors import ConfigError, EnvError, RunLocked, TaskError
 from gspo_agent.messages import Message, assistant, call, tool_result, user
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.audit import audit
@@ -140,8 +140,40 @@ def test_a_second_process_on_one_run_is_refused(tmp_path: Path) -> None:
         (tmp_path / "run" / "config.json").write_text(
             '{"config": ' + config(tmp_path / "run").model_dump_json() + ', "base_dir": "/"}'
         )
+        before = (tmp_path / "run" / "config.json").read_text()
         with pytest.raises(RunLocked):
-            train(config(tmp_path / "run"))
+            train(config(tmp_path / "run", "run.steps=99"))
+        assert (tmp_path / "run" / "config.json").read_text() == before
+
+
+class Untested(Parrot):
+    @classmethod
+    def tasks(cls, split: str, **options: Any) -> Any:
+        return None if split == "test" else super().tasks(split)
+
+
+def test_tasks_that_are_missing_are_named_before_a_model_is_made(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no tasks for split 'test'"):
+        train(config(tmp_path / "run"), env=Untested)
+    assert not (tmp_path / "run").exists()
+    train(config(tmp_path / "run", "run.steps=1", "evaluation.episodes=0"), env=Untested)
+
+
+def test_an_evaluation_in_which_everything_fails_is_said_and_measured_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(EnvError):
+        train(config(tmp_path / "run", "rollout.max_failed=0.01"), env=Broken)
+    assert "3 failed and are in no rate, the first with EnvError: Broken.prompt: KeyError: 'wrod'" in (
+        capsys.readouterr().out
+    )
+    assert Run(tmp_path / "run").evaluations() == []
+
+
+def test_fewer_steps_than_are_done_are_remarked_upon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config(tmp_path / "run", "evaluation.episodes=0"))
+    train(config(tmp_path / "run", "evaluation.episodes=0", "run.steps=1"))
+    assert "step 2 is done already, and run.steps is 1" in capsys.readouterr().out
 
 
 class CutAfter(Screen):

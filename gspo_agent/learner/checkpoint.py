@@ -34,9 +34,23 @@ class Saved:
 
 
 def save(learner: Learner, root: Path, step: int) -> Saved:
-    """Writes `root/step-N`, durable when it returns; one that exists (a step that is done again) is replaced."""
+    """Writes `root/step-N`, durable when it returns; one that exists (a step that is done again) is replaced.
+
+    Raises JournalError where it cannot be written; the step is not committed then, and is done again.
+    """
     name = f"step-{step}"
     final, temporary = root / name, root / f"{_TEMPORARY}{name}"
+    # On a full disk torch and safetensors raise errors of their own.
+    remedy = "; see free space and permissions, and run the same command again"
+    with boundary(JournalError, f"checkpoint {final} cannot be written{remedy}"):
+        digest = _write(learner, root, step, temporary)
+        _discard(final)
+        temporary.rename(final)
+        _sync(root)
+    return Saved(name, final, digest)
+
+
+def _write(learner: Learner, root: Path, step: int, temporary: Path) -> str:
     root.mkdir(parents=True, exist_ok=True)
     _discard(temporary)
     learner.model.save_pretrained(temporary)
@@ -47,10 +61,7 @@ def save(learner: Learner, root: Path, step: int) -> Saved:
     for path in _files(temporary):
         _sync(path)
     _sync(temporary)
-    _discard(final)
-    temporary.rename(final)
-    _sync(root)
-    return Saved(name, final, digest)
+    return digest
 
 
 def restore(learner: Learner, path: Path, digest: str | None = None) -> int:

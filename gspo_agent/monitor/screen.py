@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +16,16 @@ from gspo_agent.config import Config
 from gspo_agent.monitor.curve import Point, band_title, sparkline
 
 _SECONDS_BETWEEN_CURVES = 10.0
+_SECONDS_OF_SILENCE = 60.0
 
 
 class Screen:
-    """Lines for the terminal. On a pipe only the lines of steps and evaluations are printed."""
+    """Lines for the terminal. On a pipe, one for each step and evaluation, and after a minute without either, one that
+    says what is being waited for."""
 
     def __init__(self, config: Config, console: Console | None = None) -> None:
         self.config = config
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._phase, self._since = "starting", time.monotonic()
         self._done = self._total = 0
         self._progress: Callable[[], Any] | None = None
@@ -30,6 +33,8 @@ class Screen:
         self._last_step = self._last_curve = time.monotonic()
         self._last_tokens = 0
         self._live: Live | None = None
+        self._ended = threading.Event()
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -37,18 +42,31 @@ class Screen:
                 get_renderable=self._now, console=self.console, refresh_per_second=4, transient=True, screen=False
             )
             self._live.start()
+        else:
+            threading.Thread(target=self._say_what_lasts, name="screen", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         if self._live is not None:
             self._live.stop()
+
+    def note(self, text: str, style: str = "") -> None:
+        """One line that stays."""
+        self._printed = time.monotonic()
+        self.console.print(text, style=style)
+
+    def _say_what_lasts(self) -> None:
+        while not self._ended.wait(_SECONDS_OF_SILENCE / 10):
+            if time.monotonic() - self._printed > _SECONDS_OF_SILENCE:
+                self.note(self._now().plain)
 
     def phase(self, text: str) -> None:
         """Names what the run is doing, or waiting for, from now on."""
         self._phase, self._since = text, time.monotonic()
         self._done = self._total = 0
         if not self.console.is_terminal and text.startswith(("cold start", "restoring", "measuring")):
-            self.console.print(text)
+            self.note(text)
 
     def advance(self, done: int, total: int) -> None:
         self._done, self._total = done, total
@@ -77,9 +95,14 @@ class Screen:
         if "staleness/max" in metrics:
             parts.append(f"age {metrics['staleness/mean']:.1f}")
         parts += [f"{rate:,.0f} tok/s", f"{seconds:.1f} s"]
-        self.console.print("  ".join(parts))
+        flat, trained = int(metrics.get("groups/filtered", 0)), int(metrics.get("groups_without_advantage", 0))
+        if trained and trained == metrics.get("groups"):
+            parts.append("nothing learned: in every group all rewards are equal")
+        elif flat:
+            parts.append(f"{flat} groups of equal rewards left out")
+        self.note("  ".join(parts))
 
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+    def evaluation(self, step: int, metrics: Mapping[str, float], failures: Sequence[str] = ()) -> None:
         parts = [f"held out after step {step}:"]
         if "pass_rate" in metrics:
             parts.append(f"pass rate {metrics['pass_rate']:.3f} ± {metrics['pass_rate/standard_error']:.3f}")
@@ -88,7 +111,9 @@ class Screen:
                 parts.append(f"{label} {metrics[name]:.2f}")
         parts += [f"{name[4:]} {value:.2f}" for name, value in metrics.items() if name.startswith("env/")]
         parts.append(f"({metrics.get('episodes', 0):.0f} episodes)")
-        self.console.print("  ".join(parts), style="bold")
+        if failures:
+            parts.append(f"{len(failures)} failed and are in no rate, the first with {failures[0]}")
+        self.note("  ".join(parts), "bold")
 
     def time_to_draw(self) -> bool:
         """True at most every ten seconds."""

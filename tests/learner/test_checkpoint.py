@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -175,3 +176,19 @@ def test_pruning_keeps_the_newest_and_those_named_and_clears_what_a_kill_left(tm
     assert {path.name for path in tmp_path.iterdir()} == {"step-1", "step-9", "step-10", "notes"}
     assert checkpoint.prune(tmp_path, 1, "step-1") == ["step-9"]
     assert checkpoint.prune(tmp_path / "nowhere", 2) == []
+
+
+@pytest.mark.parametrize("kibibytes", [0, 8, 64])
+def test_a_disk_that_is_full_is_named_and_leaves_no_checkpoint(
+    model_path: Path, tmp_path: Path, kibibytes: int
+) -> None:
+    made = learner(model_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kibibytes * 1024, before[1]))
+    try:
+        with pytest.raises(JournalError, match=r"step-1 cannot be written; see free space and permissions"):
+            checkpoint.save(made, tmp_path, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "step-1").exists()
+    assert checkpoint.save(made, tmp_path, 1).path.exists()
