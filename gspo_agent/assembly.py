@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +14,13 @@ from gspo_agent.cold_start import make_model
 from gspo_agent.config import Config
 from gspo_agent.engine.local import LocalEngine
 from gspo_agent.env import EnvFactory
+from gspo_agent.errors import ConfigError, written
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.collector import Source
 from gspo_agent.run import Run
 from gspo_agent.tasks import TaskSource
+
+_TOKENIZER_FILES = ("tokenizer", "chat_template", "vocab", "merges", "added_tokens", "special_tokens")
 
 # The screen shows what is going on.
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -45,7 +49,11 @@ def find_model(config: Config, factories: Sequence[EnvFactory], run: Run | None,
     if config.model != "tiny":
         path = Path(config.model).expanduser()
         local = path if path.is_absolute() else config.base_dir / path
-        return local if local.exists() else Path(config.model)
+        if local.exists():
+            return local
+        if config.model.startswith((".", "/", "~")):  # no hub name, nor a reason to ask the network
+            raise ConfigError(f"no model directory {config.model!r} in {config.base_dir}; write a path, or a hub name")
+        return Path(config.model)
     if run is not None and run.model.exists():
         return run.model
     seed = config.run.seed if config.cold_start.seed is None else config.cold_start.seed
@@ -54,10 +62,22 @@ def find_model(config: Config, factories: Sequence[EnvFactory], run: Run | None,
     if run is None:
         return made
     temporary = run.model.with_name("model.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(made, temporary)
-    temporary.rename(run.model)
+    with written(run.model):
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(made, temporary)
+        temporary.rename(run.model)
     return run.model
+
+
+def tokenizer_digest(model: Path) -> str | None:
+    """Of every file of a model directory that decides how text becomes token ids; None for a hub name."""
+    if not model.is_dir():
+        return None
+    total = hashlib.sha256()
+    for file in sorted(model.iterdir()):
+        if file.name.startswith(_TOKENIZER_FILES):
+            total.update(f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
 
 
 def local_engine(config: Config, model: Any) -> LocalEngine:

@@ -18,7 +18,7 @@ from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import Env, EnvFactory
-from gspo_agent.errors import ConfigError, EnvError, written
+from gspo_agent.errors import ConfigError, EnvError, JournalError, written
 from gspo_agent.monitor.metrics import summarise
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.collector import Source
@@ -279,9 +279,13 @@ def policy_path(
 ) -> Path:
     """Where the policy lies: `model`, else the run's newest checkpoint, else what training would begin with."""
     if model is not None:
+        if not model.is_dir():
+            raise ConfigError(f"no model directory {str(model)!r}")
         return model
     if run is not None:
         newest = run.newest_checkpoint()
+        if newest is not None and not newest.is_dir():
+            raise JournalError(f"checkpoint {newest} does not exist, but the journal names it; give --model DIRECTORY")
         if newest is not None:
             return newest
     return find_model(config, factories, run, screen)

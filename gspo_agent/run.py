@@ -51,6 +51,11 @@ class Run:
         with written(run.dir):
             run.dir.mkdir(parents=True, exist_ok=True)
             strangers = [path for path in run.dir.iterdir() if not path.name.startswith(run.journal.name)]
+        if not run.journal.exists() and any(run.checkpoints.glob("step-*")):
+            raise JournalError(
+                f"{str(run.dir)!r} has checkpoints but no {run.journal.name}, as if half of it had been copied; copy "
+                "the rest too, or start another run.dir with model = 'THE_CHECKPOINT'"
+            )
         if run.config_file.exists():
             if not allow_changes:
                 run._refuse_other(config)

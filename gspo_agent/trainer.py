@@ -7,18 +7,20 @@ between any two of them leaves a run that the same command continues.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources
+from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources, tokenizer_digest
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
 from gspo_agent.engine.local import LocalEngine
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
+from gspo_agent.errors import ConfigError
 from gspo_agent.evaluate import evaluate_held_out
 from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import make_batch
@@ -59,7 +61,7 @@ async def train_async(
     run = Run.prepare(config, allow_changes=allow_changes)
     with screen, Journal.open(run.journal, durability=config.run.durability) as journal:
         run.record_config(config)
-        await Session(config, run, journal, screen, factories, sources, held_out).run_to_end()
+        await Session(config, run, journal, screen, factories, sources, held_out, allow_changes).run_to_end()
     return run
 
 
@@ -74,12 +76,14 @@ class Session:
     factories: Sequence[EnvFactory]
     sources: Sequence[Source]
     held_out: Sequence[Source]
+    allow_changes: bool = False
 
     async def run_to_end(self) -> None:
         config, run, screen = self.config, self.run, self.screen
         ledger = Ledger(self.journal)
         model_path = await off_loop(find_model, config, self.factories, run, screen)
-        chat = load_chat(model_path)
+        chat = await off_loop(load_chat, model_path)
+        await self._refuse_another_tokenizer(model_path)
         learner = await off_loop(self._learner, model_path)
         last = ledger.last_step()
         step = last.step if last else 0
@@ -150,6 +154,23 @@ class Session:
             if screen.time_to_draw():
                 await off_loop(run.draw)
         return step
+
+    async def _refuse_another_tokenizer(self, model_path: Path) -> None:
+        """What is journaled are token ids: under another tokenizer or template they would say something else."""
+        digest = tokenizer_digest(model_path)
+        if digest is None:
+            return
+
+        def recorded(connection: sqlite3.Connection) -> str:
+            how = "REPLACE" if self.allow_changes else "IGNORE"
+            connection.execute(f"INSERT OR {how} INTO run VALUES ('tokenizer', ?)", (digest,))
+            return str(connection.execute("SELECT value FROM run WHERE key = 'tokenizer'").fetchone()[0])
+
+        if await self.journal.transact(recorded) != digest:
+            raise ConfigError(
+                f"the tokenizer or chat template in {str(model_path)!r} is not the one that {str(self.run.dir)!r} "
+                "began with; bring it back, use another run.dir, or --allow-changes to go on all the same"
+            )
 
     async def _evaluate(self, step: int, chat: Chat, engine: LocalEngine) -> None:
         """Measures the held-out tasks once per step, however often the run is started."""

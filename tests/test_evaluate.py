@@ -1,8 +1,14 @@
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
-from gspo_agent.evaluate import Evaluation, pass_at_k, to_json
+from gspo_agent.config import Config
+from gspo_agent.errors import ConfigError, JournalError
+from gspo_agent.evaluate import Evaluation, pass_at_k, policy_path, to_json
+from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.run import Run
 from gspo_agent.trajectory import Reward, Segment, Status, Trajectory
 
 
@@ -33,3 +39,16 @@ def test_an_episode_as_json_says_who_wrote_each_token() -> None:
     assert record["sampled"].tolist() == [False, False, True]
     assert record["weight_versions"].tolist() == [-1, -1, 1_000_000]
     assert record["reward"] == 1.0
+
+
+def test_a_policy_that_is_gone_is_named(tmp_path: Path) -> None:
+    config = Config.parse({"model": "tiny", "env": [{"id": "a:B"}], "run": {"dir": str(tmp_path / "run")}})
+    with pytest.raises(ConfigError, match="no model directory 'nope'"):
+        policy_path(config, [], None, Path("nope"), Screen(config))
+    run = Run.prepare(config)
+    with Journal.open(run.journal) as journal:
+        journal.submit(
+            lambda c: c.execute("INSERT INTO steps VALUES (1, 1, 0, 'step-1', 'abc', '{}')"), full=True
+        ).result()
+    with pytest.raises(JournalError, match="step-1 does not exist, but the journal names it; give --model DIRECTORY"):
+        policy_path(config, [], run, None, Screen(config))

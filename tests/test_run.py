@@ -59,6 +59,13 @@ def test_the_newest_evaluation_of_a_step_counts_and_a_torn_line_does_not(tmp_pat
     assert json.loads(run.held_out.read_text().splitlines()[-1])["step"] == 7
 
 
+def test_checkpoints_without_their_journal_are_not_trained_over(tmp_path: Path) -> None:
+    run = prepared(tmp_path / "run")
+    (run.checkpoints / "step-2").mkdir(parents=True)
+    with pytest.raises(JournalError, match=r"has checkpoints but no journal.sqlite, as if half of it had been copied"):
+        prepared(tmp_path / "run")
+
+
 def test_a_refusal_names_only_what_differs(tmp_path: Path) -> None:
     prepared(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"\n  cold_start.steps: 1100 there, 7 here\n") as caught:

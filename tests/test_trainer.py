@@ -176,6 +176,22 @@ def test_fewer_steps_than_are_done_are_remarked_upon(tmp_path: Path, capsys: pyt
     assert "step 2 is done already, and run.steps is 1" in capsys.readouterr().out
 
 
+def test_another_tokenizer_than_the_run_began_with_is_refused_unless_told(tmp_path: Path) -> None:
+    run = train(config(tmp_path / "run", "run.steps=1", "evaluation.episodes=0"))
+    file = run.model / "tokenizer_config.json"
+    file.write_text(file.read_text() + " ")
+    more = config(tmp_path / "run", "run.steps=2", "evaluation.episodes=0")
+    with pytest.raises(ConfigError, match=r"is not the one that .* began with"):
+        train(more)
+    train(more, allow_changes=True)
+    train(more)
+
+
+def test_a_model_that_is_not_there_is_named_without_asking_the_network(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no model directory './nope' in .*; write a path, or a hub name"):
+        train(config(tmp_path / "run", "model=./nope"))
+
+
 class CutAfter(Screen):
     """Cancels the run once `step` steps are committed, as Ctrl-C would."""
 

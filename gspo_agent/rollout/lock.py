@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -9,7 +10,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from gspo_agent.errors import JournalError, RunLocked
+from gspo_agent.errors import JournalError, RunLocked, written
 
 HEARTBEAT = 5.0
 """Seconds between signs of life."""
@@ -28,15 +29,17 @@ class RunLock:
         self._path = journal.with_name(journal.name + ".lock").resolve()
         if self._path in _held:
             raise RunLocked(f"{journal} is already open in this process")
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with written(self._path):
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             owner = os.read(self._file, 200).decode(errors="replace").strip() or "another process"
             os.close(self._file)
             raise RunLocked(f"{journal} belongs to a running process ({owner}); stop it first") from None
-        os.ftruncate(self._file, 0)
-        os.write(self._file, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+        with contextlib.suppress(OSError):  # a full disk: who has the lock is only for a message
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"pid {os.getpid()} on {socket.gethostname()}".encode())
         _held.add(self._path)
 
     def release(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sqlite3
+import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from gspo_agent.errors import JournalError
+from gspo_agent.errors import JournalError, written
 
 APPLICATION_ID = 0x4753504F  # "GSPO"
 FORMAT = 1
@@ -113,9 +116,7 @@ def read_only(path: Path) -> sqlite3.Connection:
     """A connection for looking, beside a process that writes. Raises JournalError where there is nothing to see."""
     if not path.exists():
         raise JournalError(f"no journal at {path}; is this a run directory?")
-    connection = sqlite3.connect(
-        f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, isolation_level=None, timeout=READ_TIMEOUT
-    )
+    connection = _open_to_read(path)
     try:
         _check_identity(connection, path)
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
@@ -127,6 +128,26 @@ def read_only(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    def opened(name: Path, query: str) -> sqlite3.Connection:
+        uri = f"file:{quote(str(name.resolve()))}?{query}"
+        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=READ_TIMEOUT)
+
+    if os.access(path.parent, os.W_OK):
+        return opened(path, "mode=ro")
+    # Where no shared memory can be made, SQLite reads only what it may take to be unchanging, and without the WAL.
+    wal = path.with_name(path.name + "-wal")
+    if not wal.exists() or not wal.stat().st_size:
+        return opened(path, "mode=ro&immutable=1")
+    with written(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory() as copies:
+        for file in (path, wal):
+            shutil.copy(file, copies)
+        connection = opened(Path(copies) / path.name, "mode=rw")
+        with contextlib.suppress(sqlite3.Error):  # what is no journal is told by the caller
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return connection  # what is open outlives its name
 
 
 def damaged(path: Path, error: Exception) -> JournalError:

@@ -357,3 +357,30 @@ def test_on_a_network_file_system_only_the_running_process_tells_its_status(
         with pytest.raises(JournalError, match="another process has it open"):
             read_status(path)
     assert read_status(path).life == 1
+
+
+def test_a_run_that_can_only_be_read_is_read_with_what_its_last_process_left_in_the_wal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copy = tmp_path / "run" / "journal.sqlite", tmp_path / "copy"
+    with Journal.open(path):
+        shutil.copytree(path.parent, copy)  # as a kill would leave it
+    path.with_name("journal.sqlite-shm").unlink(missing_ok=True)
+    (copy / "journal.sqlite-shm").unlink()
+    assert (copy / "journal.sqlite-wal").stat().st_size
+    # Tests may run as root, whom no permission stops; a read-only mount would.
+    monkeypatch.setattr(schema.os, "access", lambda *_: False)
+    for run in (path.parent, copy):
+        before = sorted(file.name for file in run.iterdir())
+        assert read_status(run / "journal.sqlite").life == 1
+        assert sorted(file.name for file in run.iterdir()) == before
+    (copy / "journal.sqlite-wal").unlink()
+    (copy / "journal.sqlite").write_bytes(b"no journal at all" * 100)
+    with pytest.raises(JournalError, match="not a journal or it is damaged"):
+        read_status(copy / "journal.sqlite")
+
+
+def test_a_lock_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite.lock").mkdir()
+    with pytest.raises(JournalError, match=r"journal.sqlite.lock cannot be written: Is a directory; see free space"):
+        Journal.open(tmp_path / "journal.sqlite")
