@@ -57,7 +57,7 @@ class Run:
                 "the rest too, or start another run.dir with model = 'THE_CHECKPOINT'"
             )
         if run.config_file.exists():
-            if not allow_changes:
+            if not allow_changes and run._begun():
                 run._refuse_other(config)
         elif strangers:
             raise ConfigError(f"{str(run.dir)!r} is not empty and not a run directory; choose another run.dir")
@@ -145,6 +145,15 @@ class Run:
         title = f"{self.dir.name}: {band_title(config.learner.loss.model_dump())}"
         with written(self.curve):
             draw(self.curve, self.steps(), self.evaluations(), title)
+
+    def _begun(self) -> bool:
+        """Whether anything is kept that another configuration would misread; a typo mended at once has cost nothing."""
+        if self.model.exists():
+            return True
+        try:
+            return self.journal.exists() and bool(self.status().groups)
+        except JournalError:  # its opening will say what is wrong with it
+            return True
 
     def _refuse_other(self, config: Config) -> None:
         before, now = _flat(self.config().identity()), _flat(config.identity())

@@ -42,6 +42,7 @@ def test_a_damaged_configuration_is_named_with_the_remedy(tmp_path: Path) -> Non
         run.config_file.write_bytes(damage)
         with pytest.raises(JournalError, match=r"config.json cannot be read.*train THE_ORIGINAL.toml --allow-changes"):
             run.config()
+        run.model.mkdir(exist_ok=True)
         with pytest.raises(JournalError, match="cannot be read"):
             Run.prepare(config(tmp_path / "run"))
     Run.prepare(config(tmp_path / "run"), allow_changes=True).record_config(config(tmp_path / "run"))
@@ -66,8 +67,16 @@ def test_checkpoints_without_their_journal_are_not_trained_over(tmp_path: Path) 
         prepared(tmp_path / "run")
 
 
+def test_a_start_that_left_nothing_but_its_configuration_binds_nobody(tmp_path: Path) -> None:
+    run = prepared(tmp_path / "run")
+    Journal.open(run.journal).close()
+    other = config(tmp_path / "run").override(["model=elsewhere/mended"])
+    Run.prepare(other).record_config(other)
+    assert run.config().model == "elsewhere/mended"
+
+
 def test_a_refusal_names_only_what_differs(tmp_path: Path) -> None:
-    prepared(tmp_path / "run")
+    prepared(tmp_path / "run").model.mkdir()
     with pytest.raises(ConfigError, match=r"\n  cold_start.steps: 1100 there, 7 here\n") as caught:
         Run.prepare(config(tmp_path / "run").override(["cold_start.steps=7"]))
     assert "hidden_size" not in str(caught.value)
