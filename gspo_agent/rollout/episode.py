@@ -14,7 +14,7 @@ from gspo_agent.config import Limits
 from gspo_agent.engine.base import Completion, Engine, Sampling
 from gspo_agent.env import Env
 from gspo_agent.errors import EngineError, EnvError, JournalError, StateLost, Unscored
-from gspo_agent.messages import user
+from gspo_agent.messages import Message, user
 from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, StopReason
 from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
 from gspo_agent.rollout.state import SAME, Same, State
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     # At run time it would bring transformers along.
     from gspo_agent.chat import Chat
 
+_MOST_CHARACTERS = 32  # of a token, over a whole context
 _EMPTY_REPLY_PAUSE = 0.05  # seconds before a request that was cut before its first token is sent again
 
 
@@ -110,6 +111,11 @@ class _Player:
         seed = episode.trajectory.seed
         messages, info = await env.areset(seed=seed, options={"task": self.task})
         tools = list(env.tool_schemas)
+        if self._cannot_fit(messages):
+            raise EnvError(
+                f"{type(env).__name__}.reset: the first messages are longer than context_tokens = {self._context} can "
+                "hold; shorten the task, or raise the limit"
+            )
         tail = self.chat.open(messages, tools)
         state = self.recorder.snapshot(env)
         self.recorder.record(
@@ -194,6 +200,8 @@ class _Player:
         if not messages and not over:
             raise EnvError(f"{type(env).__name__}.step returned no message and did not end the episode")
         tail: Sequence[int] | None = ()
+        if not over and self._cannot_fit(messages):
+            return StopReason.CONTEXT_TOKENS
         if not over:
             tail = self.chat.extend(episode.token_ids, episode.turn_start, messages, episode.tools)
         components, metrics = _shown(info)
@@ -242,14 +250,22 @@ class _Player:
     def _tokens_left(self) -> tuple[int, StopReason]:
         """How many tokens the next request may bring, over all cuts, and the limit that says so."""
         episode, limits = self.recorder.episode, self.limits
-        context = min(limits.context_tokens, self.engine.context_tokens)
         left = [
             (limits.turn_tokens - episode.turn_tokens, StopReason.TURN_TOKENS),
-            (context - len(episode.token_ids), StopReason.CONTEXT_TOKENS),
+            (self._context - len(episode.token_ids), StopReason.CONTEXT_TOKENS),
         ]
         if limits.episode_tokens is not None:
             left.append((limits.episode_tokens - episode.sampled, StopReason.EPISODE_TOKENS))
         return min(left, key=lambda pair: pair[0])
+
+    @property
+    def _context(self) -> int:
+        return min(self.limits.context_tokens, self.engine.context_tokens)
+
+    def _cannot_fit(self, messages: Sequence[Message]) -> bool:
+        """Told by the length alone: megabytes of a tool's output would hold up the event loop while they are
+        tokenised, only to end the episode."""
+        return sum(len(str(message.get("content"))) for message in messages) > _MOST_CHARACTERS * self._context
 
     def _wall_left(self) -> float:
         return math.inf if self.limits.wall is None else self.limits.wall - self.recorder.episode.seconds

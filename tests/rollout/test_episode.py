@@ -220,6 +220,46 @@ async def test_an_engine_that_fails_or_says_nothing_fails_the_episode() -> None:
         assert cause in str(trajectory.stop_reason)
 
 
+class Flood(ToolEnv):
+    """A tool that prints far more than any context holds; so does the prompt, if the task says so."""
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "a" * task.get("length", 1)
+
+    @tool
+    def pour(self) -> str:
+        """Pour."""
+        return "b" * 100_000
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return 0.5
+
+
+class Measured(ByteChat):
+    longest = 0
+
+    def open(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
+        self.longest = max(self.longest, *(len(message["content"]) for message in messages))
+        return super().open(messages, tools)
+
+    def extend(self, token_ids: Any, turn_start: int, messages: list[Message], tools: Any) -> list[int] | None:
+        self.longest = max(self.longest, *(len(message["content"]) for message in messages))
+        return super().extend(token_ids, turn_start, messages, tools)
+
+
+async def test_what_cannot_fit_by_its_length_is_never_tokenised() -> None:
+    chat, limits = Measured(), Limits(context_tokens=1000)
+    engine = ScriptedEngine(lambda prompt, seed: CHAT.turn("", call("pour")))
+    poured = Trajectory(0, 0, 0, seed=1)
+    await run_episode(poured, env=Flood(), chat=chat, engine=engine, task={}, limits=limits)
+    assert (poured.status, poured.stop_reason, poured.reward) == (Status.TRUNCATED, "context_tokens", 0.5)
+    begun = Trajectory(0, 1, 0, seed=1)
+    await run_episode(begun, env=Flood(), chat=chat, engine=engine, task={"length": 100_000}, limits=limits)
+    assert begun.status is Status.FAILED
+    assert "longer than context_tokens = 1000 can hold; shorten the task" in str(begun.stop_reason)
+    assert chat.longest == 1
+
+
 async def test_the_wall_limit_ends_a_tool_and_a_request_that_hang() -> None:
     class Slow(ToolEnv):
         def prompt(self, task: dict[str, Any]) -> str:
