@@ -139,7 +139,8 @@ class Session:
             saved = None
             if step % config.run.checkpoint_every == 0 or step == config.run.steps:
                 saved = await off_loop(checkpoint.save, learner, run.checkpoints, step)
-            episodes = [trajectory for group in lease.groups for trajectory in group.trajectories]
+            # Groups of equal rewards teach nothing, but they are what the policy did.
+            episodes = [t for group in (*lease.groups, *lease.filtered) for t in group.trajectories]
             metrics |= summarise(episodes, config.evaluation.pass_threshold) | staleness(episodes, step)
             metrics["groups/filtered"] = float(len(lease.filtered))
             covered = None if saved is None else (saved.name, saved.digest)

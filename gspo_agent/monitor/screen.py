@@ -74,6 +74,12 @@ class Screen:
     def watch(self, progress: Callable[[], Any], engine: Callable[[], Mapping[str, Any]]) -> None:
         """From now on the live line also shows what the collector and the engine say."""
         self._progress, self._engine = progress, engine
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """What is measured from here on belongs to the next step."""
+        self._last_step = time.monotonic()
+        self._last_tokens = int(self._engine()["tokens"]) if self._engine else 0
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.monotonic()
@@ -114,6 +120,7 @@ class Screen:
         if failures:
             parts.append(f"{len(failures)} failed and are in no rate, the first with {failures[0]}")
         self.note("  ".join(parts), "bold")
+        self._begin_step()
 
     def time_to_draw(self) -> bool:
         """True at most every ten seconds."""

@@ -155,7 +155,7 @@ class Collector:
         )
         if lease is None:
             raise JournalError(f"{self._journal.path}: step {step} found fewer groups ready than the collector counts")
-        taken = {group.id for group in lease.groups} | set(lease.filtered)
+        taken = {group.id for group in (*lease.groups, *lease.filtered)}
         self._ready = [group for group in self._ready if group.id not in taken]
         self._finished = {group: ended for group, ended in self._finished.items() if group not in taken}
         self._topping_up.set()

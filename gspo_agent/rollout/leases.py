@@ -30,8 +30,8 @@ class Lease:
 
     step: int
     groups: Sequence[Group]
-    filtered: Sequence[int]
-    """Ids of the groups without variance that are left out; settled with this step."""
+    filtered: Sequence[Group]
+    """Groups without variance: left out of training and settled with this step, but part of what the policy did."""
     max_weight_lag: int | None
     """Tokens of an older step are masked; decided when the lease was made, whatever the configuration says now."""
     masked_tokens: int
@@ -79,12 +79,11 @@ def take_lease(
     rows = connection.execute(
         "SELECT group_id, filtered, max_weight_lag FROM leases WHERE step = ? ORDER BY position", (step,)
     ).fetchall()
-    groups = [
-        _read_group(connection, blobs, group_id, finished.get(group_id, ()))
-        for group_id, filtered, _ in rows
-        if not filtered
-    ]
-    filtered = [group_id for group_id, filtered, _ in rows if filtered]
+    groups: list[Group] = []
+    filtered: list[Group] = []
+    for group_id, left_out, _ in rows:
+        group = _read_group(connection, blobs, group_id, finished.get(group_id, ()))
+        (filtered if left_out else groups).append(group)
     lag = rows[0][2]
     return Lease(step, groups, filtered, lag, _masked_tokens(groups, step, lag))
 

@@ -105,7 +105,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if lease is None:
             assert step not in self.leased
             return
-        ids = ([group.id for group in lease.groups], list(lease.filtered))
+        ids = ([group.id for group in lease.groups], [group.id for group in lease.filtered])
         assert self.leased.setdefault(step, ids) == ids
         self.lease = lease
 
