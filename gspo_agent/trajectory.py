@@ -93,6 +93,17 @@ class Segment:
             if len(values) != length:
                 raise ValueError(f"{length} token ids but {len(values)} rows of {name!r}")
 
+    def of_turn(self, turn: int) -> Segment:
+        """The same tokens as a part of `turn`; shares the arrays."""
+        if self.turn == turn:
+            return self
+        # Past __init__, because what was checked once need not be checked again.
+        moved, put = object.__new__(Segment), object.__setattr__
+        for name in Segment.__slots__:
+            put(moved, name, getattr(self, name))
+        put(moved, "turn", turn)
+        return moved
+
     def __len__(self) -> int:
         return len(self.token_ids)
 

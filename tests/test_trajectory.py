@@ -31,6 +31,14 @@ def test_an_inconsistent_segment_cannot_be_made(kwargs: dict[str, object], messa
         Segment([1, 2], **kwargs)  # type: ignore[arg-type]
 
 
+def test_a_segment_moved_to_a_turn_is_the_same_in_all_else() -> None:
+    segment = Segment([5, 6], "policy", [-0.1, -2.0], 1000003, 0, {"entropy": np.array([1.0, 2.0])})
+    moved = segment.of_turn(2)
+    assert (moved.turn, segment.turn) == (2, 0)
+    assert all(getattr(moved, name) is getattr(segment, name) for name in Segment.__slots__ if name != "turn")
+    assert moved.of_turn(2) is moved
+
+
 def test_adjacent_segments_that_agree_are_merged_and_others_are_not() -> None:
     trajectory = Trajectory(0, 0, 0, seed=1)
     for segment in (

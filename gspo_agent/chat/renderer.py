@@ -39,9 +39,10 @@ class RendererChat:
         self._probe = self.open([user("x")], [])
         without_prompt = renderer.render_ids([user("x")], tools=None)
         self._generation_prompt = self._probe[len(without_prompt) :]
-        self._parse_prompt: list[int] | None = self._generation_prompt
-        if self._local and not prompt_ends_in_reasoning(tokenizer, self._parse_prompt, stop_ids=self._stops):
-            self._parse_prompt = None  # answered once; the renderer would work it out again for every turn
+        # Asked once; the renderer would work it out again for every turn.
+        opens = prompt_ends_in_reasoning(tokenizer, self._generation_prompt, stop_ids=self._stops)
+        self._parse_prompt = None if self._local and not opens else self._generation_prompt
+        self._think = tokenizer.control_ids.get("<think>")
 
     def open(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
         guarded = self.tokenizer.guard_messages(messages)
@@ -55,7 +56,7 @@ class RendererChat:
         turn = as_list(token_ids[turn_start:])
         if not self._stops.isdisjoint(turn[:-1]):  # the renderer would drop what follows the stop token
             return None
-        prompt = self._context(token_ids, turn_start)
+        prompt, turn = self._seen(token_ids, turn_start, turn)
         guarded = self.tokenizer.guard_messages(messages)
         shown = None if self._local else self._tools(tools)
         bridged = self.renderer.bridge_to_next_turn(prompt, turn, guarded, tools=shown)
@@ -98,17 +99,20 @@ class RendererChat:
             )
         return rendered[start : end + 1]
 
-    def _context(self, token_ids: Sequence[int], turn_start: int) -> list[int]:
-        """What the renderer has to see of the tokens before the turn."""
+    def _seen(self, token_ids: Sequence[int], turn_start: int, turn: list[int]) -> tuple[list[int], list[int]]:
+        """The least of prompt and turn that the renderer closes as it would close the whole."""
         if not self._local:
-            return as_list(token_ids[:turn_start])
+            return as_list(token_ids[:turn_start]), turn
         prompt = self._generation_prompt
         if as_list(token_ids[max(0, turn_start - len(prompt)) : turn_start]) == prompt:
-            return prompt
+            if self._parse_prompt is None and self._think is not None and self._think not in turn:
+                # Thinking is open nowhere: all that matters is whether the turn has its stop token.
+                return prompt[:1], turn[-1:] if turn and turn[-1] in self._stops else []
+            return prompt, turn
         for position in range(turn_start - 1, -1, -1):
             if int(token_ids[position]) in self._stops:
-                return as_list(token_ids[position:turn_start])
-        return as_list(token_ids[:turn_start])
+                return as_list(token_ids[position:turn_start]), turn
+        return as_list(token_ids[:turn_start]), turn
 
     def _tools(self, tools: list[dict[str, Any]]) -> Any:
         return self.tokenizer.guard_json(tools) or None

@@ -19,7 +19,7 @@ from gspo_agent.messages import Message
 
 _MARK = "\ufdd0"  # a noncharacter: never valid in interchanged text
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_SHORT_CHARS, _KEPT = 64, 4096  # the pieces of markup that come again with every turn
+_KEPT_CHARS, _KEPT = 4096, 512  # pieces of markup come again with every turn, system prompts with every episode
 
 
 class SafeTokenizer:
@@ -45,7 +45,7 @@ class SafeTokenizer:
                 f"that character cannot be told from markup; remove it from the tokenizer's added tokens"
             )
         self._backend, self._plain = backend, _without_added_tokens(backend)
-        self._encode_short = functools.lru_cache(maxsize=_KEPT)(self._encode)
+        self._encode_known = functools.lru_cache(maxsize=_KEPT)(self._encode)
         longest_first = sorted(self.control_ids, key=len, reverse=True)
         self._looks_special = re.compile("|".join([*map(re.escape, longest_first), _MARK]))
         self._beginnings = tuple({token[:end] for token in longest_first for end in range(1, len(token))})
@@ -89,7 +89,7 @@ class SafeTokenizer:
         ]
 
     def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        return list(self._encode_short(text)) if len(text) <= _SHORT_CHARS else self._encode(text)
+        return list(self._encode_known(text)) if len(text) <= _KEPT_CHARS else self._encode(text)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         """The text of the tokens as they are: no spaces are taken out before punctuation."""

@@ -16,6 +16,8 @@ import numpy as np
 
 _MAX_INT = 2**63 - 1
 _MAX_DEPTH = 200
+_CONTAINERS = frozenset({list, dict, tuple, set, frozenset, bytearray, np.ndarray})
+_TEXT = frozenset({str})
 
 
 class NotEncodable(Exception):
@@ -31,8 +33,22 @@ def decode(data: Any) -> Any:
     return _Decoder().decode(data)
 
 
-def encode_generator(generator: np.random.Generator | None) -> Any:
-    return None if generator is None else encode(generator.bit_generator.state, "np_random")
+class GeneratorEncoder:
+    """Encodes a generator at every snapshot; where nothing was drawn since the last one, that one's JSON serves."""
+
+    def __init__(self) -> None:
+        self._state: Any = None
+        self._json: Any = None
+
+    def encode(self, generator: np.random.Generator | None) -> Any:
+        state = None if generator is None else generator.bit_generator.state
+        try:
+            same = bool(state == self._state)
+        except ValueError:  # with an array in it, as MT19937 has, there is no one answer
+            same = False
+        if not same:
+            self._state, self._json = state, encode(state, "np_random")
+        return self._json
 
 
 def decode_generator(data: Any) -> np.random.Generator | None:
@@ -52,21 +68,17 @@ class _Encoder:
 
     def encode(self, value: Any, place: str) -> Any:
         kind = type(value)
-        if value is None or kind is bool:
-            return value
         if kind is str:
             return (
                 value if value.isascii() or _has_utf8(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
             )
+        if value is None or kind is bool:
+            return value
         if kind is int:
             return value if -_MAX_INT <= value <= _MAX_INT else {"$int": str(value)}
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
-        if kind is bytes:
-            return {"$bytes": base64.b64encode(value).decode()}
-        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-            return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
-        if kind in (list, dict, tuple, set, frozenset, bytearray, np.ndarray):
+        if kind in _CONTAINERS:
             if id(value) in self.seen:
                 return {"$ref": self.seen[id(value)]}
             self.seen[id(value)] = len(self.seen)
@@ -77,13 +89,17 @@ class _Encoder:
             made = self._container(kind, value, place)
             self.depth -= 1
             return made
+        if kind is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
         raise NotEncodable(f"{place} is a {kind.__module__}.{kind.__qualname__}")
 
     def _container(self, kind: type, value: Any, place: str) -> Any:
         if kind is list:
             return [self.encode(item, f"{place}[{i}]") for i, item in enumerate(value)]
         if kind is dict:
-            if all(type(key) is str for key in value) and not (len(value) == 1 and next(iter(value)).startswith("$")):
+            if set(map(type, value)) <= _TEXT and not (len(value) == 1 and next(iter(value)).startswith("$")):
                 return {key: self.encode(item, f"{place}.{key}") for key, item in value.items()}
             return {
                 "$dict": [[self.encode(k, f"{place} key"), self.encode(v, f"{place}[{k!r}]")] for k, v in value.items()]

@@ -18,7 +18,7 @@ from gspo_agent.env.redaction import redact_calls
 from gspo_agent.env.scoring import weigh
 from gspo_agent.env.shared import Shared, shared_of
 from gspo_agent.env.spaces import is_message
-from gspo_agent.env.state import NotEncodable, decode, decode_generator, encode, encode_generator
+from gspo_agent.env.state import GeneratorEncoder, NotEncodable, decode, decode_generator, encode
 from gspo_agent.env.threads import DeadlinePassed, Lane, run_sync
 from gspo_agent.errors import EnvError, ToolError, boundary
 from gspo_agent.messages import Message, user
@@ -34,6 +34,7 @@ class _Episode:
     """The attributes before the first setup: the same in every instance."""
     task: dict[str, Any] = field(default_factory=dict)
     task_json: Any = None
+    generator: GeneratorEncoder = field(default_factory=GeneratorEncoder)
     turn: int = 0
     done: bool = False
     tools: dict[str, Tool] | None = None
@@ -257,7 +258,7 @@ class ToolEnv(Env):
             else:
                 with self._keeping("get_state"):
                     saved = encode(save(self), "get_state()")
-            return {"attributes": saved, "np_random": encode_generator(self._np_random)}
+            return {"attributes": saved, "np_random": episode.generator.encode(self._np_random)}
         except NotEncodable as problem:
             self.state_level, self.state_problem = "none", str(problem)
             return None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo_agent.env.state import NotEncodable, decode, encode
+from gspo_agent.env.state import GeneratorEncoder, NotEncodable, decode, decode_generator, encode
 
 _ATOMS = (
     st.none()
@@ -78,6 +78,18 @@ def test_floats_that_json_lacks_come_back() -> None:
     back = through_json([float("inf"), -float("inf"), float("nan")])
     assert back[:2] == [float("inf"), -float("inf")]
     assert back[2] != back[2]
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
+def test_a_generator_comes_back_wherever_it_stands(bits: Any) -> None:
+    encoder, generator = GeneratorEncoder(), np.random.Generator(bits(7))
+    assert encoder.encode(None) is None
+    for drawn in (0, 1, 0, 3):
+        generator.random(drawn)
+        again = decode_generator(encoder.encode(generator))
+        assert again is not None
+        assert encode(again.bit_generator.state) == encode(generator.bit_generator.state)
+    assert encoder.encode(None) is None
 
 
 def test_a_shared_container_is_still_shared_and_a_cycle_still_closed() -> None:
