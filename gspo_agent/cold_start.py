@@ -12,8 +12,9 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -28,12 +29,14 @@ from gspo_agent import tiny
 from gspo_agent.chat import load_chat
 from gspo_agent.config import ColdStart
 from gspo_agent.env import EnvFactory
+from gspo_agent.errors import written
 from gspo_agent.messages import Message
 
 Demonstration = tuple[list[Message], list[dict[str, Any]]]
 Example = tuple[list[int], list[bool]]
 """Token ids, and which of them the assistant wrote."""
 
+_MAKING, _SECONDS_UNTIL_STALE = ".making-", 24 * 3600.0
 _CHAPTERS = 20
 _WARM_UP, _DECAY = 30, 0.4
 """Steps of the warm-up; share of the steps over which the learning rate falls to 0."""
@@ -62,8 +65,10 @@ def make_model(
     made = cache / _digest(config, env_factories, seed)
     if made.exists():
         return made
-    cache.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=cache))
+    with written(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=_MAKING, dir=cache))
+    _sweep(cache)
     try:
         with torch.random.fork_rng(devices=[]), _one_thread():
             torch.manual_seed(seed)
@@ -73,6 +78,14 @@ def make_model(
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return made
+
+
+def _sweep(cache: Path) -> None:
+    """Deletes what a kill left of other models. One that is still being made is younger."""
+    for leftover in cache.glob(f"{_MAKING}*"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _SECONDS_UNTIL_STALE:
+                shutil.rmtree(leftover)
 
 
 def _make(

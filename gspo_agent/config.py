@@ -180,7 +180,7 @@ class LearnerConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     advantage_std: bool = True
     """Divide a group's advantages by their standard deviation (equation 6 of the paper)."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: str = "auto"
     """"auto" takes a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
 

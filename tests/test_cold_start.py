@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from gspo_agent.chat import load_chat
 from gspo_agent.cold_start import Example, _batches, _padded, make_model
 from gspo_agent.config import ColdStart, EnvConfig
 from gspo_agent.env import EnvFactory, ToolEnv
-from gspo_agent.errors import ConfigError
+from gspo_agent.errors import ConfigError, JournalError
 from gspo_agent.messages import assistant, user
 
 SMALL = ColdStart(
@@ -121,3 +122,19 @@ def test_padding_is_never_learned() -> None:
     ids, written = _padded([([7, 8, 9], [False, True, True]), ([5], [True])])
     assert ids.tolist() == [[7, 8, 9], [5, 0, 0]]
     assert written.tolist() == [[False, True, True], [True, False, False]]
+
+
+def test_what_a_kill_left_is_swept_once_it_is_old(tmp_path: Path) -> None:
+    old, young = tmp_path / ".making-old", tmp_path / ".making-young"
+    old.mkdir()
+    young.mkdir()
+    os.utime(old, (0, 0))
+    make_model(SMALL, [factory()], 0, cache_dir=tmp_path)
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match=r"file/cache cannot be written: Not a directory"):
+        make_model(SMALL, [factory()], 0, cache_dir=tmp_path / "file" / "cache")

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.engine.decoder import Decoder, Request
-from gspo_agent.errors import ConfigError, EngineError, boundary
+from gspo_agent.engine.model import load_model
+from gspo_agent.errors import EngineError, boundary
 
 Action = Callable[[], Any]
 
@@ -244,8 +245,7 @@ def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:
 def _own(model: PreTrainedModel | str | Path, device: str) -> PreTrainedModel:
     """A copy that nobody else changes, ready to decode."""
     if isinstance(model, str | Path):
-        with boundary(ConfigError, f"model {str(model)!r} cannot be loaded as a causal language model"):
-            own: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        own = load_model(model)
     else:
         own = copy.deepcopy(model)
         own.zero_grad(set_to_none=True)

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
+from gspo_agent.engine.model import load_model
 from gspo_agent.errors import ConfigError, boundary
 from gspo_agent.learner.batch import Batch
 from gspo_agent.learner.logprobs import Scorer
@@ -216,8 +217,7 @@ def _device(name: str) -> torch.device:
 
 
 def _load(path: str | Path, device: torch.device) -> PreTrainedModel:
-    with boundary(ConfigError, f"model {str(path)!r} cannot be loaded as a causal language model"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    model = load_model(path)
     model.to(device)  # type: ignore[arg-type]
     model.train(False)  # dropout would make the learner's logprobs differ from the engine's
     return model

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     # At run time it would bring transformers along.
     from gspo_agent.chat import Chat
 
+_LEAST_RESET_SECONDS = 1.0  # a reset that ends in time but leaves none truncates the episode instead
 _MOST_CHARACTERS = 32  # of a token, over a whole context
 _EMPTY_REPLY_PAUSE = 0.05  # seconds before a request that was cut before its first token is sent again
 
@@ -109,7 +110,14 @@ class _Player:
     async def reset(self) -> None:
         episode, env, started = self.recorder.episode, self.env, time.monotonic()
         seed = episode.trajectory.seed
-        messages, info = await env.areset(seed=seed, options={"task": self.task})
+        wall = None if self.limits.wall is None else max(self.limits.wall, _LEAST_RESET_SECONDS)
+        try:
+            async with asyncio.timeout(wall) as deadline:
+                messages, info = await env.areset(seed=seed, options={"task": self.task})
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise EnvError(f"{type(env).__name__}.reset took longer than limits.wall, {wall:g} s") from None
         tools = list(env.tool_schemas)
         if self._cannot_fit(messages):
             raise EnvError(

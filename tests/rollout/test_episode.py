@@ -220,6 +220,27 @@ async def test_an_engine_that_fails_or_says_nothing_fails_the_episode() -> None:
         assert cause in str(trajectory.stop_reason)
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_the_wall_limit_fails_an_environment_whose_reset_hangs(asynchronous: bool) -> None:
+    import time
+
+    class Sluggish(Shop):
+        async def setup(self, task: dict[str, Any]) -> None:
+            await asyncio.sleep(3600)
+
+    class Stiff(Shop):
+        def setup(self, task: dict[str, Any]) -> None:
+            time.sleep(2)
+
+    env = Sluggish() if asynchronous else Stiff()
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=env, chat=CHAT, engine=ScriptedEngine(shopper), task={"a": 1, "b": 2}, limits=Limits(wall=0.1)
+    )
+    assert trajectory.status is Status.FAILED
+    assert "reset took longer than limits.wall, 1 s" in str(trajectory.stop_reason)
+
+
 class Flood(ToolEnv):
     """A tool that prints far more than any context holds; so does the prompt, if the task says so."""
 
