@@ -10,6 +10,8 @@ from math import gcd
 from pathlib import Path
 from typing import Any, Protocol
 
+import orjson
+
 from gspo_agent.errors import TaskError
 from gspo_agent.tasks import problems, programs
 from gspo_agent.tasks.procedural import Procedural
@@ -91,7 +93,15 @@ class TaskSource:
         found = self._at(cursor)
         if not isinstance(found, Mapping):
             raise TaskError(f"{self.name}: task {cursor} is {type(found).__name__}, not a dict")
-        return dict(found)
+        task = dict(found)
+        try:
+            orjson.dumps(task)
+        except TypeError as error:  # the journal keeps tasks as JSON
+            raise TaskError(
+                f"{self.name}: task {cursor} cannot be kept as JSON: {error}; use valid text, numbers of 64 bits, lists "
+                "and dicts"
+            ) from None
+        return task
 
     def _at(self, cursor: int) -> Any:
         if self.num_tasks is None and not hasattr(self._tasks, "__getitem__"):

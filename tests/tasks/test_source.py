@@ -228,3 +228,10 @@ def test_reasoning_gym_goes_on_past_the_size_a_data_set_was_made_for() -> None:
     source = open_spec("reasoning_gym:leg_counting")
     questions = [source.task(cursor)["question"] for cursor in (*range(495, 505), 995, 1000)]
     assert len(set(questions)) == 12
+
+
+@pytest.mark.parametrize("value", ["\ud800", 2**70, {1, 2}, b"x", [object()]])
+def test_a_task_that_the_journal_could_not_keep_is_named(value: Any) -> None:
+    source = TaskSource.open(Factory([{"good": 1, "bad": value}]), "train", 0, DATA)
+    with pytest.raises(TaskError, match=r"my:Env: tasks\('train'\): task 0 cannot be kept as JSON"):
+        source.task(0)
