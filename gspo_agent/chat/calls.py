@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+import orjson
+
 from gspo_agent.messages import ToolCall
 
 FORMAT_HINT = 'write <tool_call>, then {"name": ..., "arguments": {...}}, then </tool_call>'
@@ -18,11 +20,15 @@ def make_call(name: Any, arguments: Any, raw: str = "") -> ToolCall:
     """A call to run, or, where name or arguments cannot be used, one with `error`."""
     if not isinstance(name, str) or not name:
         return broken_call("the tool call has no name", raw)
+    name = name.encode("utf-8", "replace").decode()
     if not isinstance(arguments, dict):
         return broken_call(f"the arguments of {name} are not an object but {type(arguments).__name__}", raw, name)
     try:
-        _strict_json([name, arguments]).encode()
-    except (ValueError, RecursionError) as error:  # NaN, lone surrogates, endless nesting: nothing could record them
+        _strict_json([name, arguments])
+        orjson.dumps([name, arguments])
+    except (ValueError, TypeError, RecursionError) as error:
+        # NaN, lone surrogates, endless nesting, numbers past 64 bits: the journal could not keep them, and an episode
+        # that fails is sampled again, which a policy could learn to bring about.
         return broken_call(f"the arguments of {name} cannot be used: {_line(str(error))}", raw, name)
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 

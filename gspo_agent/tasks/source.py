@@ -98,8 +98,8 @@ class TaskSource:
             orjson.dumps(task)
         except TypeError as error:  # the journal keeps tasks as JSON
             raise TaskError(
-                f"{self.name}: task {cursor} cannot be kept as JSON: {error}; use valid text, numbers of 64 bits, lists "
-                "and dicts"
+                f"{self.name}: task {cursor} cannot be kept as JSON: {error}; use valid text, numbers of 64 bits, "
+                "lists and dicts"
             ) from None
         return task
 

@@ -1,6 +1,7 @@
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,6 +205,8 @@ def test_several_calls_are_parsed_in_order(chat: RendererChat) -> None:
         ('<tool_call>\n{"name": "python", "arguments": null}\n</tool_call>', "not an object but NoneType"),
         ('<tool_call>\n{"name": "python", "arguments": {"x": NaN}}\n</tool_call>', "cannot be used"),
         ('<tool_call>\n{"name": "python", "arguments": {"x": "\\ud800"}}\n</tool_call>', "cannot be used"),
+        ('<tool_call>\n{"name": "\\ud800", "arguments": []}\n</tool_call>', "the arguments of ? are not an object"),
+        ('<tool_call>\n{"name": "python", "arguments": {"x": 36893488147419103232}}\n</tool_call>', "cannot be used"),
         ('<tool_call>\n{"name": "python", "arguments": {"code": "1"}}', "not closed"),
         ("<tool_call>", "not closed"),
         (f"{GOOD} and so on", "text after the tool call: and so on"),
@@ -219,6 +222,7 @@ def test_a_call_that_cannot_be_run_tells_why(chat: RendererChat, text: str, erro
     assert error in broken["error"]
     assert len(broken["error"]) < 500
     assert message["content"] == "So:"
+    orjson.dumps(message)  # as the journal does
 
 
 def test_a_broken_call_does_not_spoil_its_neighbours(chat: RendererChat) -> None:
