@@ -18,7 +18,7 @@ from gspo_agent.messages import Message, user
 from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, StopReason
 from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
 from gspo_agent.rollout.state import SAME, Same, State
-from gspo_agent.trajectory import Segment, Status, Trajectory
+from gspo_agent.trajectory import Status, Trajectory
 
 if TYPE_CHECKING:
     # At run time it would bring transformers along.
@@ -149,7 +149,7 @@ class _Player:
         started = time.monotonic()
         request_id, completion = await self._generate(sampling)
         seconds = time.monotonic() - started
-        segments = [_of_turn(segment, episode.turn) for segment in completion.segments]
+        segments = [segment.of_turn(episode.turn) for segment in completion.segments]
         sampled = sum(map(len, segments))
         if not sampled:
             if completion.finish_reason != "abort":
@@ -277,12 +277,6 @@ class _Player:
 
     def _wall_left(self) -> float:
         return math.inf if self.limits.wall is None else self.limits.wall - self.recorder.episode.seconds
-
-
-def _of_turn(segment: Segment, turn: int) -> Segment:
-    if segment.turn == turn:
-        return segment
-    return Segment(segment.token_ids, segment.author, segment.logprobs, segment.weight_version, turn, segment.extras)
 
 
 def _finite(reward: Any) -> float:
