@@ -137,3 +137,11 @@ def _cpu_ticks(pid: int) -> int:
     except OSError:
         return 0
     return int(fields[11]) + int(fields[12])
+
+
+async def test_a_syntax_error_shows_the_cell_and_nothing_of_the_harness(sandbox: Sandbox) -> None:
+    async with await sandbox.session() as session:
+        output = (await session.cell("1 +")).output
+    assert "SyntaxError" in output
+    assert output.count("File ") == 1
+    assert '"<cell 1>"' in output
