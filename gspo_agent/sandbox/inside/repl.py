@@ -120,7 +120,8 @@ def _flush() -> bool:
 def _compile(code: bytes, filename: str) -> tuple[types.CodeType | None, types.CodeType | None]:
     """The statements, and the last one by itself where it is an expression, whose value is shown."""
     # Not ast.parse: its own frame would stand in the traceback that the model reads.
-    tree: ast.Module = compile(code, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    tree = compile(code, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()
