@@ -7,6 +7,7 @@ between any two of them leaves a run that the same command continues.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -103,6 +104,7 @@ class Session:
             seed=config.run.seed,
         )
         screen.watch(collector.progress, engine.stats)
+        gc.freeze()  # what is loaded by now stays; no collection needs to walk it again
         try:
             await publish(learner.weights(weight_version(self.journal.life, step)), engine)
             await self._evaluate(step, chat, engine)
