@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -133,10 +134,11 @@ def rollout(
     """Run episodes without learning and write them down: messages, reward, token ids, logprobs, versions."""
     from gspo_agent.evaluate import collect
 
-    written = _run(
+    written, failures = _run(
         collect(*_loaded(config, overrides), model=model, out=out, episodes=episodes, samples=samples, split=split)
     )
-    print(f"{written} episodes in {out}")
+    failed = f"; {len(failures)} failed and are not in it, the first with {failures[0]}" if failures else ""
+    print(f"{written} episodes in {out}{failed}")
 
 
 @app.command()
@@ -166,6 +168,11 @@ def init_env(
     written = scaffold(name, directory)
     for path in written:
         print(f"wrote {path}")
+    module, test = written
+    title = re.findall(r"^class (\w+)", module.read_text(), re.MULTILINE)[0]
+    print(f"next, in {directory.resolve()}:")
+    print(f"  gspo-agent check {module.stem}:{title}")
+    print(f"  python -m pytest {test.name}     (pip install pytest)")
 
 
 @app.command()
@@ -185,6 +192,8 @@ def init_model(
     from gspo_agent.monitor.screen import Screen
 
     loaded = Config.load(config, overrides or [])
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} exists; give --out a directory that does not")
     if loaded.model != "tiny":
         raise ConfigError(f"{config}: model is {loaded.model!r}; only model = 'tiny' is made here")
     with Screen(loaded) as screen:

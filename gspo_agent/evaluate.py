@@ -221,8 +221,11 @@ async def collect(
     episodes: int = 16,
     samples: int = 1,
     split: str = "train",
-) -> int:
-    """Writes `samples` episodes on each of `episodes` tasks to `out` as JSONL; returns how many were written."""
+) -> tuple[int, list[str]]:
+    """Writes `samples` episodes on each of `episodes` tasks to `out` as JSONL.
+
+    Returns: How many were written, and why others failed.
+    """
     screen = Screen(config)
     with screen:
         factories = env_factories(config)
@@ -253,7 +256,7 @@ async def collect(
     with written(out), out.open("wb") as file:
         for trajectory in flat:
             file.write(orjson.dumps(to_json(trajectory), option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
-    return len(flat)
+    return len(flat), result.failures
 
 
 def to_json(trajectory: Trajectory) -> dict[str, Any]:

@@ -20,17 +20,18 @@ from typing import Any
 
 from gspo_agent.env import ToolEnv, tool
 from gspo_agent.errors import ToolError
+from gspo_agent.messages import Message, assistant, call, tool_result, user
 
 WORDS = ["apple", "bridge", "cloud", "dragon", "engine", "forest", "garden", "harbor", "island", "jungle"]
 
 
 class {title}(ToolEnv):
-    """Change the four methods below. Each may be `async def`; attributes set in them survive a restart."""
+    """Change the methods below. Each may be `async def`; attributes set in them survive a restart."""
 
     def prompt(self, task: dict[str, Any]) -> str:
         """What the model reads first."""
         self.calls = 0
-        return f"Write {{task['word']!r}} backwards. Answer with the word alone."
+        return _question(task["word"])
 
     @tool(timeout=5)
     def reverse(self, text: str) -> str:
@@ -53,6 +54,27 @@ class {title}(ToolEnv):
         """Tasks of "train" and "test", no word in both. A JSONL file in the configuration takes their place."""
         words = random.Random(0).sample(WORDS, len(WORDS))
         return [{{"word": word}} for word in (words[:7] if split == "train" else words[7:])]
+
+    @classmethod
+    def demonstration(
+        cls, rng: random.Random, progress: float, **options: Any
+    ) -> tuple[list[Message], list[dict[str, Any]]]:
+        """What `model = "tiny"` is taught before it is trained; a model that can chat needs none.
+
+        Half of these use the tool and half guess wrong. Which of the two pays is left to find out.
+        """
+        word = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(4, 7)))
+        messages = [user(_question(word))]
+        if rng.random() < 0.5:
+            messages += [assistant("", [call("reverse", text=word)]), tool_result(word[::-1], name="reverse")]
+            messages += [assistant(word[::-1])]
+        else:
+            messages += [assistant(word)]
+        return messages, [cls.reverse.schema]
+
+
+def _question(word: str) -> str:
+    return f"Write {{word!r}} backwards. Answer with the word alone."
 '''
 
 _TEST = '''"""The test of {module}: run it with `pytest {test}`."""

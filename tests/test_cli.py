@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from gspo_agent import cli
 from gspo_agent.errors import ConfigError
+from gspo_agent.run import Run
 from gspo_agent.trainer import train
-from tests.test_trainer import cache, config  # noqa: F401 (a fixture)
+from tests.test_trainer import Parrot, cache, config  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,6 +58,7 @@ def test_init_env_writes_an_environment_and_its_test(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["init-env", "web shop", "--directory", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test_web_shop.py", "web_shop.py"]
+    assert "gspo-agent check web_shop:WebShop" in result.output
 
 
 def test_status_audit_eval_and_rollout_read_a_run(tmp_path: Path) -> None:
@@ -76,8 +79,35 @@ def test_status_audit_eval_and_rollout_read_a_run(tmp_path: Path) -> None:
     assert json.loads(out.read_text().splitlines()[0])["messages"][0]["role"] in ("system", "user")
 
 
+class Moody(Parrot):
+    """Every second task cannot be asked."""
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        if int(task["word"].removeprefix("train")) % 2:
+            raise KeyError("odd")
+        return super().prompt(task)
+
+
+def test_episodes_that_failed_are_said_when_the_others_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "episodes.jsonl"
+    run_dir = Run.prepare(made := config(tmp_path / "run", "env.0.id=tests.test_cli:Moody"))
+    run_dir.record_config(made)
+    result = CliRunner().invoke(cli.app, ["rollout", str(run_dir.dir), str(out), "--episodes", "12"])
+    assert result.exit_code == 0, result.output
+    written = len(out.read_text().splitlines())
+    assert 0 < written < 12
+    assert f"{written} episodes in {out}; {12 - written} failed and are not in it, the first with" in result.output
+    assert "KeyError: 'odd'" in result.output
+
+
 def test_a_model_is_only_made_where_the_configuration_says_tiny(tmp_path: Path) -> None:
     toml = tmp_path / "x.toml"
     toml.write_text('model = "Qwen/Qwen3-4B"\n[[env]]\nid = "gspo_agent/Calculator-v0"\n[run]\ndir = "x"\n')
     result = CliRunner().invoke(cli.app, ["init-model", str(toml)])
     assert isinstance(result.exception, ConfigError)
+
+
+def test_a_model_is_copied_over_nothing(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["init-model", str(ROOT / "examples/math.toml"), "--out", str(tmp_path)])
+    assert isinstance(result.exception, ConfigError)
+    assert "exists" in str(result.exception)

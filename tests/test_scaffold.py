@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gspo_agent.config import EnvConfig
+from gspo_agent.env import EnvFactory
 from gspo_agent.errors import ConfigError
 from gspo_agent.scaffold import scaffold
 
@@ -18,6 +21,14 @@ def test_the_new_environment_passes_its_own_test_at_once(tmp_path: Path) -> None
     ran = subprocess.run(command, cwd=written[1].parent, env=os.environ, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 passed" in ran.stdout
+
+
+def test_a_small_model_can_begin_with_the_new_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaffold("corner shop", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    factory = EnvFactory(EnvConfig(id="corner_shop:CornerShop"))
+    shown = [factory.demonstration(random.Random(seed), 0.5)[0] for seed in range(20)]
+    assert {len(messages) for messages in shown} == {2, 4}  # a guess; the tool
 
 
 @pytest.mark.parametrize("name", ["WebShop", "web shop", "web_shop", "web-shop"])

@@ -108,7 +108,10 @@ class EnvFactory:
         """One conversation for a cold start. Raises ConfigError where the environment gives none."""
         give = None if self._ours is None else self._ours.demonstration
         if give is None or getattr(give, "__func__", give) is vars(Env)["demonstration"].__func__:
-            raise ConfigError(f"env {self.config.id}: a cold start needs its classmethod demonstration(rng, progress)")
+            raise ConfigError(
+                f"env {self.config.id}: a cold start needs its classmethod demonstration(rng, progress), which "
+                "envs/calculator.py shows; or set model to a directory or hub name"
+            )
         with boundary(EnvError, f"{self.config.id}: demonstration"):
             return give(rng, progress, **accepted(give, self.config.options))
 

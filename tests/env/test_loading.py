@@ -173,7 +173,9 @@ def test_a_class_that_is_no_environment_is_refused() -> None:
 def test_an_environment_without_demonstrations_says_what_a_cold_start_needs() -> None:
     class Silent(ToolEnv): ...
 
-    with pytest.raises(ConfigError, match="a cold start needs its classmethod demonstration"):
+    with pytest.raises(
+        ConfigError, match=r"a cold start needs its classmethod demonstration.*set model to a directory or hub name"
+    ):
         EnvFactory(EnvConfig(id="x"), Silent).demonstration(random.Random(0), 0.0)
 
 
