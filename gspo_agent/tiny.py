@@ -144,12 +144,6 @@ def train_tokenizer(
 def make_config(section: ColdStart, vocab_size: int) -> Qwen3Config:
     """Qwen3's architecture in the sizes of `section`, with tied embeddings, for a tokenizer of `train_tokenizer`
     with `vocab_size` = `len(tokenizer)`."""
-    if section.hidden_size % section.heads:
-        raise ConfigError(
-            f"cold_start.hidden_size {section.hidden_size} is not a multiple of cold_start.heads {section.heads}"
-        )
-    if section.heads % section.kv_heads:
-        raise ConfigError(f"cold_start.heads {section.heads} is not a multiple of kv_heads {section.kv_heads}")
     special = vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS)
     return Qwen3Config(
         vocab_size=vocab_size,

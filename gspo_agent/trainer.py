@@ -181,7 +181,7 @@ class Session:
         due = step in (0, self.config.run.steps) or bool(every and step % every == 0)
         if not due or not self.config.evaluation.episodes or step in dict(self.run.evaluations()):
             return
-        self.screen.phase(f"measuring {self.config.evaluation.episodes} held-out tasks")
+        self.screen.phase("measuring the held-out tasks")
         evaluation = await evaluate_held_out(self.config, self.held_out, chat, engine, self.screen.advance)
         metrics = evaluation.metrics(self.config.evaluation.pass_threshold)
         if metrics["episodes"]:  # else the next start measures again

@@ -67,8 +67,3 @@ def test_any_bytes_survive(tmp_path: Path) -> None:
 def test_a_vocabulary_that_cannot_hold_the_bytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="vocab_size 300 is too small"):
         train_tokenizer(TEXTS, 300, tmp_path)
-
-
-def test_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hidden_size 100 is not a multiple"):
-        make_config(ColdStart(hidden_size=100, heads=3), 700)

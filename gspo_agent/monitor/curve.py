@@ -51,7 +51,7 @@ def draw(path: Path, steps: Sequence[Point], held_out: Sequence[Point], title: s
         points = [(step, metrics[name]) for step, metrics in steps if name in metrics]
         below.plot(*zip(*points, strict=True), label=f"mini-batch {int(name.split('/')[1]) + 1}", linewidth=1.1)
     if names:
-        below.legend(fontsize=8, loc="upper right", ncols=len(names))
+        below.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 1), ncols=min(6, len(names)), frameon=False)
     below.set_ylim(-0.02, 1.02)
     below.set_ylabel("share of tokens clipped")
     below.set_xlabel("training step")

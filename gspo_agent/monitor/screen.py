@@ -105,7 +105,7 @@ class Screen:
         if trained and trained == metrics.get("groups"):
             parts.append("nothing learned: in every group all rewards are equal")
         elif flat:
-            parts.append(f"{flat} groups of equal rewards left out")
+            parts.append(f"{flat} group{'s' if flat > 1 else ''} of equal rewards left out")
         self.note("  ".join(parts))
 
     def evaluation(self, step: int, metrics: Mapping[str, float], failures: Sequence[str] = ()) -> None:

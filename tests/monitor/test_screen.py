@@ -26,10 +26,12 @@ def lines(*steps: dict[str, float]) -> list[str]:
 
 
 def test_a_step_without_any_advantage_says_that_nothing_was_learned() -> None:
-    some, none = lines(
+    one, some, none = lines(
+        {"groups": 4, "groups_without_advantage": 0, "groups/filtered": 1},
         {"groups": 4, "groups_without_advantage": 3, "groups/filtered": 2},
         {"groups": 4, "groups_without_advantage": 4, "groups/filtered": 12},
     )
+    assert "1 group of equal rewards left out" in one
     assert "2 groups of equal rewards left out" in some
     assert "nothing learned: in every group all rewards are equal" in none
 
