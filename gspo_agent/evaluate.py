@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources
+from gspo_agent.background import off_loop
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
 from gspo_agent.engine.base import Engine
@@ -192,7 +193,7 @@ async def evaluate_policy(
     with screen:
         factories = env_factories(config)
         sources = open_sources(config, factories, config.evaluation.split)
-        path = policy_path(config, factories, run, model, screen)
+        path = await off_loop(policy_path, config, factories, run, model, screen)
         engine = local_engine(config, path)
         try:
             screen.phase(f"measuring {path}")
@@ -233,7 +234,7 @@ async def collect(
         with written(out):  # before minutes are spent on what could not be kept
             out.parent.mkdir(parents=True, exist_ok=True)
             out.open("ab").close()
-        path = policy_path(config, factories, run, model, screen)
+        path = await off_loop(policy_path, config, factories, run, model, screen)
         engine = local_engine(config, path)
         try:
             screen.phase("episodes")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources, tokenizer_digest
+from gspo_agent.background import off_loop
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
 from gspo_agent.engine.local import LocalEngine
@@ -33,8 +33,6 @@ from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger
 from gspo_agent.run import Run
 from gspo_agent.trajectory import weight_version
-
-T = TypeVar("T")
 
 
 def train(config: Config, env: type | Callable[..., Any] | None = None, *, allow_changes: bool = False) -> Run:
@@ -198,25 +196,3 @@ class Session:
             seed=config.run.seed,
             threads=config.engine.threads,
         )
-
-
-async def off_loop(function: Callable[..., T], *arguments: Any) -> T:
-    """Runs a blocking function in a daemon thread, so that a cut never waits for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not future.done():
-            set_outcome(outcome)
-
-    def work() -> None:
-        try:
-            outcome: Any = function(*arguments)
-            setter: Callable[[Any], None] = future.set_result
-        except BaseException as error:
-            outcome, setter = error, future.set_exception
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, setter, outcome)
-
-    threading.Thread(target=work, name=getattr(function, "__name__", "work"), daemon=True).start()
-    return await future

@@ -68,7 +68,7 @@ class RunStatus:
 
     def __str__(self) -> str:
         def counts(of: Mapping[str, int]) -> str:
-            return ", ".join(f"{number} {name}" for name, number in of.items()) or "none"
+            return ", ".join(f"{name} {number}" for name, number in of.items()) or "none"
 
         lines = [
             f"{self.path}: {'running' if self.alive else 'not running'}, life {self.life}, step {self.step}"
@@ -82,7 +82,7 @@ class RunStatus:
         if waiting:
             longest = max(self.in_flight, key=lambda episode: episode.since)
             lines.append(
-                f"in flight, waiting for: {counts(waiting)}; longest: {longest.id}, {longest.waiting_for}, "
+                f"in flight, by what they wait for: {counts(waiting)}; longest: {longest.id}, {longest.waiting_for}, "
                 f"turn {longest.turn}, {longest.since:.0f} s"
             )
         lines += [f"failed {number} times: {cause}" for cause, number in self.failures.items()]
