@@ -5,7 +5,7 @@
 A Qwen3 with 0.4 M parameters, made here, answers questions about three numbers. It may call a calculator, which fails
 three times in ten. A short supervised start teaches it to copy and both ways to answer: with the tool, or "in the
 head", which it cannot do. GSPO then finds out what works: call the tool, and call it again when it fails. About three
-minutes of one CPU core; held-out pass rate about .3 before and .9 after.
+minutes of one CPU core; held-out pass rate .22 before and .83 after with seed 0.
 
 What gspo_agent adds to this: episodes that survive a crash, engines on other machines, any environment, any model.
 """
