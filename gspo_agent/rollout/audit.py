@@ -41,7 +41,11 @@ class Audit:
             f"{self.sampled_tokens} sampled tokens",
         ]
         lines += [f"BREACH: {breach}" for breach in self.breaches]
-        return "\n".join(lines if self.breaches else [*lines, "no task lost or trained twice, no token sampled again"])
+        return "\n".join(
+            lines
+            if self.breaches
+            else [*lines, "no task lost or trained twice, no token sampled or version used again"]
+        )
 
 
 def audit(path: str | Path) -> Audit:
@@ -117,7 +121,8 @@ def _tokens(connection: sqlite3.Connection) -> tuple[int, int, list[str]]:
     """(sampled tokens, episodes that sampled in several lives, breaches) over every attempt."""
     breaches: list[str] = []
     total = continued = 0
-    began = connection.execute("SELECT life, began FROM lives ORDER BY life").fetchall()
+    lives = {life for (life,) in connection.execute("SELECT life FROM lives")}
+    newest = 0
     ends: dict[int, int] = {}
     versions: dict[int, set[int]] = {}
     rows = connection.execute(
@@ -128,12 +133,16 @@ def _tokens(connection: sqlite3.Connection) -> tuple[int, int, list[str]]:
         if kind == "sampled":
             _, offset, spans, *_ = orjson.loads(data)
             total += length
+            # A process writes its own life's versions only, so in the order of the log they never go back.
+            earliest = min((version // weight_version(1, 0) for _, version, _ in spans), default=newest)
+            if earliest < newest:
+                breaches.append(f"slot {slot}: a version of life {earliest} was used again in life {newest}")
+            newest = max([newest, *(version // weight_version(1, 0) for _, version, _ in spans)])
             if offset != position:
                 breaches.append(f"slot {slot}: tokens sampled at {offset}, but {position} were there")
             versions.setdefault(slot, set()).update(version for _, version, _ in spans)
             position = offset
         ends[slot] = position + (length or 0)
-    lives = {life for life, _ in began}
     for slot, seen in versions.items():
         of = {version // weight_version(1, 0) for version in seen}
         continued += len(of) > 1
