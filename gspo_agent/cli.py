@@ -230,11 +230,11 @@ def _loaded(path: Path, overrides: list[str] | None) -> tuple[Config, Any]:
 def _train(config: Config, allow_changes: bool) -> None:
     from gspo_agent.trainer import train_async
 
-    _run(train_async(config, allow_changes=allow_changes))
+    _run(train_async(config, allow_changes=allow_changes), stopped="stopped; the same line goes on from here")
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Runs `work`; the first SIGINT or SIGTERM cancels it (everything durable), a second one ends the process."""
+def _run(work: Coroutine[Any, Any, Any], stopped: str = "stopped; nothing was kept, the same line begins again") -> Any:
+    """Runs `work`; the first SIGINT or SIGTERM cancels it and says `stopped`, a second one ends the process."""
 
     async def guarded() -> Any:
         task = asyncio.current_task()
@@ -247,7 +247,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError:
-        print("stopped; the same line goes on from here", file=sys.stderr)
+        print(stopped, file=sys.stderr)
     # Daemon threads may still be inside the learner: leave without waiting for them.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +113,27 @@ def test_a_model_is_copied_over_nothing(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["init-model", str(ROOT / "examples/math.toml"), "--out", str(tmp_path)])
     assert isinstance(result.exception, ConfigError)
     assert "exists" in str(result.exception)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "run.dir={}/run"], "stopped; the same line goes on from here"),
+        (["eval"], "stopped; nothing was kept, the same line begins again"),
+        (["rollout", "{}/out.jsonl"], "stopped; nothing was kept, the same line begins again"),
+    ],
+)
+def test_ctrl_c_in_the_cold_start_is_heard_and_promises_what_is_true(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    command, *rest = (argument.format(tmp_path) for argument in arguments)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    line = [sys.executable, "-u", "-m", "gspo_agent.cli", command, "examples/math.toml", *rest]
+    with subprocess.Popen(line, cwd=ROOT, env=environment, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "cold start" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == cli.CUT
+        assert process.stderr.read().splitlines() == [said]
