@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from gspo_agent.errors import ConfigError
+from gspo_agent.overrides import override_key
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -73,7 +74,20 @@ class Limits(Section):
     tool_calls: Positive | None = None
     """Calls that were run, over all turns."""
     wall: Seconds | None = None
-    """Time in this episode's own turns and tools, summed over all its lives."""
+    """Time in this episode's own turns and tools, summed over all its lives. Waiting for a quota, or for an engine
+    that is paused, is not its own time."""
+    score: Seconds = 600.0
+    """Time for one `score`. Past it there is no verdict: the episode has failed and is tried again, never reward 0."""
+
+
+class QuotaConfig(Section):
+    """How much of something that many episodes ask for may be used. A rate limits how often, a concurrency how many
+    at once; callers wait in the order in which they came."""
+
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """Calls in one `period`."""
+    period: Seconds = 1.0
+    concurrency: Positive | None = None
 
 
 class EnvConfig(Section):
@@ -88,6 +102,8 @@ class EnvConfig(Section):
     rewards: dict[str, float] | None = None
     """Component of the score -> weight; components that are not named are only shown. None: all count, weight 1."""
     limits: Limits = Limits()
+    quotas: dict[str, QuotaConfig] = {}
+    """Tool -> its quota over all episodes, as in `search = { rate = 5, concurrency = 2 }`; "score" is the judge."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the groups, relative to the other environments."""
 
@@ -101,17 +117,25 @@ class EngineConfig(Section):
     """Requests decoded at once by the local engine."""
     threads: Positive = 1
     """Torch threads of the local engine and the learner on a CPU; two on a busy machine can be ten times slower."""
+    quota: QuotaConfig | None = None
+    """Of requests to the engine."""
 
 
 class RolloutConfig(Section):
     """How episodes are sampled and grouped."""
 
+    mode: Literal["sync", "carry_over", "async"] = "carry_over"
+    """"sync": a step's groups begin after the step before it, and all of them are waited for. "carry_over": what is
+    unfinished when a step has enough groups goes on under the next weights; no token is sampled while the learner
+    works. "async": as carry_over, and sampling goes on while the learner works."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Episodes of one task."""
     groups_per_step: Positive = 16
     """Groups the learner gets for a step."""
     over_provision: Annotated[float, Field(ge=1.0)] = 1.25
-    """Groups in flight, as a multiple of `groups_per_step`; what is unfinished when a step has enough is kept."""
+    """Groups in flight, as a multiple of `groups_per_step`; in mode "sync" always 1."""
+    max_in_flight: Positive | None = None
+    """Episodes played at once; the others wait for a place. None: as many as the groups in flight have."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """The learner scores at the same temperature."""
     max_attempts: Positive = 3
@@ -123,8 +147,10 @@ class RolloutConfig(Section):
     max_filtered: Annotated[float, Field(ge=0)] = 3.0
     """Filtered groups allowed for one step, as a multiple of `groups_per_step`; past it they are trained on."""
     max_weight_lag: Positive = 8
-    """The most that a training step may be ahead of the weights that sampled a token (fresh tokens: 1); older tokens
-    are masked."""
+    """The most that a training step may be ahead of the weights that sampled a token (fresh tokens: 1)."""
+    expired: Literal["mask", "reroll", "keep"] = "mask"
+    """What happens to older tokens. "mask": they leave ratio, length and gradient. "reroll": the episodes that have
+    some are played again, up to `max_attempts`, then masked. "keep": they are trained on."""
     journal_tokens: Positive = 256
     """Sampled tokens of one request that a `kill -9` may cost."""
     max_failed: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -228,6 +254,16 @@ class RunConfig(Section):
     keep_checkpoints: Positive = 2
     durability: Literal["process", "power"] = "process"
     """"process": a `kill -9` loses nothing that was committed. "power": neither does a power cut."""
+    keep_steps: Annotated[int, Field(ge=0)] | Literal["all"] = 20
+    """Steps whose episodes stay in the journal after they were trained on; what a kept checkpoint may need stays in any
+    case."""
+    export: bool = False
+    """Write episodes to `episodes/*.parquet` in the run directory before they leave the journal."""
+    grace: Seconds = 2.0
+    """How long after SIGTERM running tools may still end; choose a little less than what the scheduler gives. Ctrl-C
+    leaves within two seconds whatever this is."""
+    watchdog: Seconds = 300.0
+    """A stage (tokens, tools, judges, journal, learner) that has work and stands still for this long is named."""
 
 
 class EvalConfig(Section):
@@ -292,7 +328,7 @@ class Config(Section):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise ConfigError(f"{path}: not readable as TOML: {error}") from None
         for override in overrides:
-            _override(data, override)
+            override_key(data, override)
         config = cls.parse(data, source=str(path))
         config._base_dir = Path(path).resolve().parent
         return config
@@ -309,7 +345,7 @@ class Config(Section):
         """The same configuration with `key=value` changes."""
         data = self.model_dump(mode="json")
         for override in overrides:
-            _override(data, override)
+            override_key(data, override)
         config = Config.parse(data, source="configuration")
         config._base_dir = self._base_dir
         return config
@@ -325,34 +361,6 @@ class Config(Section):
             "group_size": self.rollout.group_size,
             "seed": self.run.seed,
         }
-
-
-def _override(data: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"{override!r} is not key=value, as in learner.lr=1e-5")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *path, last = key.strip().split(".")
-    node: Any = data
-    for step, name in enumerate(path):
-        node = _item(node, name, key) if isinstance(node, list) else node.setdefault(name, {})
-        if not isinstance(node, dict | list):
-            raise ConfigError(f"{key}: {'.'.join(path[: step + 1])} is a value, not a section")
-    if isinstance(node, list):
-        node = _item(node, "0", key)
-    node[last] = value
-
-
-def _item(node: list[Any], name: str, key: str) -> Any:
-    """`env.limits.turns` means the only environment; `env.1.limits.turns` the second."""
-    if not name.isdigit() or int(name) >= len(node):
-        raise ConfigError(
-            f"{key}: write the number of the [[env]] first, 0 to {len(node) - 1}, as in env.0.options.p=0.3"
-        )
-    return node[int(name)]
 
 
 def _explain(model: type[BaseModel], problem: Any, source: str) -> str:
