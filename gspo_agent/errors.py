@@ -10,6 +10,7 @@ GspoAgentError
 │   ├── ReplayError        a replayed environment answered differently
 │   └── Unscored           no verdict could be reached: neither right nor wrong
 ├── SandboxError           the isolation itself failed; fails the episode
+├── LearnerError           the learner's own process has gone; stops the run
 ├── ToolError              shown to the model as the tool's result
 └── JournalError           the run directory is damaged or foreign
     └── RunLocked          another process owns the run directory
@@ -65,6 +66,10 @@ class Unscored(EnvError):
 
 class SandboxError(GspoAgentError):
     """The isolation itself failed; says nothing about the code that was to run."""
+
+
+class LearnerError(GspoAgentError):
+    """The learner's process ended, or something in it raised what it should not."""
 
 
 class ToolError(GspoAgentError):

@@ -13,12 +13,15 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo_agent.errors import JournalError, boundary
-from gspo_agent.learner.learner import Learner
+
+if TYPE_CHECKING:
+    from gspo_agent.learner.learner import Learner
 
 _STATE = "learner.pt"
 _TEMPORARY = ".unfinished-"

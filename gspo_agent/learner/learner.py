@@ -20,6 +20,7 @@ from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
 from gspo_agent.engine.model import load_model
 from gspo_agent.errors import ConfigError, boundary
+from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import Batch
 from gspo_agent.learner.logprobs import Scorer
 from gspo_agent.learner.losses import LOSSES, LossOutput
@@ -107,6 +108,17 @@ class Learner:
     def weights(self, version: int, path: Path | None = None) -> Weights:
         """The current weights as `version`. The tensors are the learner's own: copy them before the next step."""
         return Weights(version, path, lambda: self.model.state_dict().items())
+
+    def save(self, root: Path, step: int) -> checkpoint.Saved:
+        """Writes `root/step-N`; see `checkpoint.save`."""
+        return checkpoint.save(self, root, step)
+
+    def restore(self, path: Path, digest: str | None = None) -> int:
+        """Goes on from a checkpoint; see `checkpoint.restore`."""
+        return checkpoint.restore(self, path, digest)
+
+    def close(self) -> None:
+        """Nothing to end: it lives in this process."""
 
     def _mini_batches(self, batch: Batch) -> list[Batch]:
         """Trajectories in an order that depends on (seed, step), in `mini_batches` parts as equal as can be; those

@@ -1,0 +1,151 @@
+"""LearnerProcess: the learner in a process of its own, so that it computes while this one goes on sampling.
+
+Both ends pickle over one socket, one request at a time. The process ends when its parent does, however that ended: it
+watches the socket's other end, also in the middle of a step. It ignores SIGINT and SIGTERM, which a terminal or a
+scheduler sends to the parent as well: what a cut means is the parent's decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from numpy.typing import NDArray
+from transformers.utils import logging as transformers_logging
+
+from gspo_agent.config import LearnerConfig
+from gspo_agent.engine.base import Weights
+from gspo_agent.errors import GspoAgentError, LearnerError
+from gspo_agent.learner.batch import Batch
+from gspo_agent.learner.checkpoint import Saved
+from gspo_agent.learner.learner import Learner
+
+T = TypeVar("T")
+_CLOSE_SECONDS = 5.0
+
+
+class LearnerProcess:
+    """The calls of `Learner`, done elsewhere; all of them block. Raises LearnerError once the process has gone."""
+
+    def __init__(self, config: LearnerConfig, model_path: str | Path, **how: Any) -> None:
+        """Returns when the model is loaded; arguments and errors are those of `Learner`."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "gspo_agent.learner.process", str(theirs.fileno())]
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=os.environ | {"PYTHONPATH": path},
+            process_group=0,  # Ctrl-C reaches the terminal's foreground group
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+        self._busy = threading.Lock()
+        try:
+            self._ask(Learner, config, model_path, **how)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        return self._ask(Learner.step, batch)
+
+    def save(self, root: Path, step: int) -> Saved:
+        return self._ask(Learner.save, root, step)
+
+    def restore(self, path: Path, digest: str | None = None) -> int:
+        return self._ask(Learner.restore, path, digest)
+
+    def weights(self, version: int, path: Path | None = None) -> Weights:
+        """The current weights as `version`; a copy of their own."""
+        named = self._ask(_parameters)
+        return Weights(version, path, lambda: ((name, torch.from_numpy(array)) for name, array in named))
+
+    def close(self) -> None:
+        """Ends the process, in the middle of a step if need be."""
+        self._connection.close()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, function: Callable[..., T], *arguments: Any, **how: Any) -> T:
+        with self._busy:
+            try:
+                self._connection.send_bytes(pickle.dumps((function, arguments, how), pickle.HIGHEST_PROTOCOL))
+                done, outcome = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                raise LearnerError(
+                    f"the learner's process (pid {self.pid}) ended with status {self._status()}; see what it wrote and "
+                    "the machine's memory, and run the same command again: it goes on after the last committed step"
+                ) from None
+        if not done:
+            raise outcome
+        result: T = outcome
+        return result
+
+    def _status(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_CLOSE_SECONDS)
+        return None
+
+
+def _parameters(learner: Learner) -> list[tuple[str, NDArray[Any]]]:
+    """Each parameter once: of tied ones the first name is enough."""
+    named = {tensor.data_ptr(): (name, tensor) for name, tensor in reversed(learner.model.state_dict().items())}
+    return [(name, tensor.detach().cpu().numpy()) for name, tensor in named.values()]
+
+
+def _serve(connection: Connection) -> None:
+    """Obeys until the other end is closed. The first request makes the learner."""
+    learner: tuple[Learner, ...] = ()
+    while True:
+        try:
+            function, arguments, how = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            outcome = function(*learner, *arguments, **how)
+            if function is Learner:
+                learner, outcome = (outcome,), None
+            answer = True, outcome
+        except GspoAgentError as error:
+            answer = False, error
+        except Exception as error:
+            answer = False, LearnerError(f"{type(error).__name__}: {error}")
+        connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+
+
+def _end_with_parent(descriptor: int) -> None:
+    """Waits until the other end of the socket is closed, and ends the process at once."""
+    closed = select.poll()
+    closed.register(descriptor, select.POLLRDHUP)
+    closed.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(Connection(int(sys.argv[1])))
