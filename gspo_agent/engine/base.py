@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from gspo_agent.trajectory import Segment
 
@@ -89,3 +89,12 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """What an engine may have beside: without it each request counts as having sampled all it was asked for."""
+
+    def unjournaled(self) -> Mapping[str, int]:
+        """Request id -> tokens sampled so far, of the requests in flight; what is missing has none. From any thread."""
+        ...

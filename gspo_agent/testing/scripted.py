@@ -61,6 +61,7 @@ class ScriptedEngine:
         self._running.set()
         self._aborted: set[str] = set()
         self._live: set[str] = set()
+        self._sampled: dict[str, int] = {}
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
         if request_id in self._live or any(request_id == old for old, *_ in self.requests):
@@ -73,10 +74,15 @@ class ScriptedEngine:
             completion = await self._generate(list(token_ids), sampling, request_id)
         finally:
             self._live.discard(request_id)
+            self._sampled.pop(request_id, None)
             self._aborted.discard(request_id)
             self.held.discard(request_id)
         self.requests.append((request_id, len(token_ids), sum(map(len, completion.segments))))
         return completion
+
+    def unjournaled(self) -> dict[str, int]:
+        """Request id -> tokens sampled so far, of every request in flight that has some."""
+        return dict(self._sampled)
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._live:
@@ -121,6 +127,7 @@ class ScriptedEngine:
             else:
                 segments.append(segment)
             done += size
+            self._sampled[request_id] = done
         reason: FinishReason = "stop" if rest and rest[-1] in sampling.stop_token_ids else "length"
         return Completion(tuple(segments), reason)
 

@@ -191,6 +191,20 @@ async def test_pause_stops_all_computing_and_resume_goes_on(engine: LocalEngine)
     assert len(tokens(await waiting)) == 5
 
 
+async def test_what_a_kill_would_lose_is_what_an_abort_brings(engine: LocalEngine) -> None:
+    names = [f"{n}/" for n in range(12)]  # more than run at once
+    requests = {id: asyncio.create_task(ask(engine, prompt(n), 400, id=id)) for n, id in enumerate(names)}
+    await until(engine, "tokens", 50)
+    await engine.pause()
+    counted = engine.unjournaled()
+    assert counted.keys() == requests.keys()
+    for id in names:
+        await engine.abort(id)
+    assert counted == {id: len(tokens(await request)) for id, request in requests.items()}
+    assert sum(counted.values()) >= 50
+    assert engine.unjournaled() == {}
+
+
 async def test_weights_change_while_paused(engine: LocalEngine) -> None:
     await engine.pause()
     asked = asyncio.create_task(ask(engine, [1, 2, 3]))

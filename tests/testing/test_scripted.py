@@ -76,10 +76,12 @@ async def test_pause_abort_failure_and_new_weights() -> None:
     request = asyncio.create_task(scripted.generate(PROMPT, Sampling(99, stop_token_ids=STOPS), request_id="b/"))
     await asyncio.sleep(0.02)
     assert scripted.held == {"b/"}
+    assert scripted.unjournaled() == {"b/": 4}
     await scripted.update_weights(Weights(7, None, lambda: ()))
     scripted.hold_at = None
     completion = await request
     assert [(len(s), s.weight_version) for s in completion.segments] == [(4, 0), (len(TURN) - 4, 7)]
+    assert scripted.unjournaled() == {}
     scripted.fail_next = 1
     with pytest.raises(EngineError, match="scripted failure"):
         await scripted.generate(PROMPT, Sampling(9), request_id="d/")
