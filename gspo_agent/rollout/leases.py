@@ -6,22 +6,16 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import fold
+from gspo_agent.rollout.groups import Ready, ready_groups
 from gspo_agent.rollout.journal import read_events
 from gspo_agent.trajectory import Group, Trajectory, version_step
-
-
-class Ready(NamedTuple):
-    """A finished group; `flat` where all its rewards are equal."""
-
-    id: int
-    flat: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +43,6 @@ def choose(ready: Sequence[Ready], num_groups: int, max_filtered: int) -> list[t
         if len(chosen) - filtered == num_groups:
             return chosen
     return None
-
-
-def ready_groups(connection: sqlite3.Connection) -> list[Ready]:
-    rows = connection.execute("SELECT id, flat FROM groups WHERE state = 'ready' ORDER BY ready")
-    return [Ready(group_id, bool(flat)) for group_id, flat in rows]
 
 
 def take_lease(
@@ -140,7 +129,45 @@ def commit_step(
     if checkpoint is not None:
         connection.execute(
             "UPDATE groups SET state = CASE (SELECT filtered FROM leases WHERE group_id = id) "
-            "WHEN 1 THEN 'filtered' ELSE 'consumed' END "
+            "WHEN 1 THEN 'filtered' ELSE 'consumed' END, "
+            "settled = (SELECT step FROM leases WHERE group_id = id) "
             "WHERE state = 'leased' AND id IN (SELECT group_id FROM leases WHERE step <= ?)",
             (step,),
         )
+
+
+def forget_uncovered(connection: sqlite3.Connection, life: int) -> None:
+    """Steps of earlier lives that no checkpoint covers: they will be done again."""
+    connection.execute(
+        "DELETE FROM steps WHERE life < ? "
+        "AND step > (SELECT coalesce(max(step), 0) FROM steps WHERE checkpoint IS NOT NULL)",
+        (life,),
+    )
+
+
+def roll_back(connection: sqlite3.Connection, life: int, step: int) -> None:
+    if (
+        step
+        and not connection.execute("SELECT 1 FROM steps WHERE step = ? AND checkpoint NOT NULL", (step,)).fetchone()
+    ):
+        raise JournalError(f"step {step} has no checkpoint; the run cannot be rolled back to it")
+    if connection.execute("SELECT 1 FROM steps WHERE step > ? AND life = ?", (step, life)).fetchone():
+        raise JournalError(f"this process has trained steps after {step} itself; stop it, and roll back at a new start")
+    gone = retired_step(connection)
+    if gone > step:
+        raise JournalError(
+            f"the episodes of steps up to {gone} have left the journal; the run cannot be rolled back to step {step}"
+        )
+    (newest,) = connection.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()
+    connection.execute("INSERT INTO rollbacks VALUES (?, ?, ?, ?)", (life, time.time(), newest, step))
+    connection.execute("DELETE FROM steps WHERE step > ?", (step,))
+    connection.execute(
+        "UPDATE groups SET state = 'leased', settled = NULL WHERE id IN (SELECT group_id FROM leases WHERE step > ?)",
+        (step,),
+    )
+
+
+def retired_step(connection: sqlite3.Connection) -> int:
+    """The last step of which episodes have begun to leave the journal."""
+    (step,) = connection.execute("SELECT coalesce(max(value + 0), 0) FROM run WHERE key = 'retired'").fetchone()
+    return int(step)

@@ -62,7 +62,8 @@ def begin_life(connection: sqlite3.Connection, journal: Path) -> int:
             f"until {EXPIRY:.0f} s have passed"
         )
     life = connection.execute("SELECT coalesce(max(life), 0) + 1 FROM lives").fetchone()[0]
-    connection.execute("INSERT INTO lives VALUES (?, ?, ?, ?, NULL)", (life, host, os.getpid(), now))
+    first_event = "(SELECT coalesce(max(id), 0) + 1 FROM events)"
+    connection.execute(f"INSERT INTO lives VALUES (?, ?, ?, ?, NULL, {first_event})", (life, host, os.getpid(), now))
     connection.execute("DELETE FROM lease")
     connection.execute("INSERT INTO lease VALUES (?, ?, ?, ?)", (life, host, os.getpid(), now))
     return int(life)

@@ -13,17 +13,19 @@ from urllib.parse import quote
 from gspo_agent.errors import JournalError, written
 
 APPLICATION_ID = 0x4753504F  # "GSPO"
-FORMAT = 1
+FORMAT = 2
 READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer
 
 TABLES = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE lives (
-    life INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, began REAL NOT NULL, ended REAL
+    life INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, began REAL NOT NULL, ended REAL,
+    first_event INTEGER NOT NULL
 );
 CREATE TABLE lease (life INTEGER NOT NULL, host TEXT NOT NULL, pid INTEGER NOT NULL, heartbeat REAL NOT NULL);
 
--- The log. Rows are only ever added; `id` is their order in the whole run.
+-- The log. Rows are only ever added, and leave it when what they led to is long settled; `id` is their order in the
+-- whole run and is never used again.
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, slot INTEGER NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL, data BLOB NOT NULL,
     token_ids BLOB, logprobs BLOB, state BLOB, blob TEXT
@@ -34,17 +36,20 @@ CREATE INDEX events_with_blob ON events (blob) WHERE blob IS NOT NULL;
 -- The ledger, changed in the same transaction as the event that changes it.
 CREATE TABLE cursors (source INTEGER PRIMARY KEY, cursor INTEGER NOT NULL);
 CREATE TABLE groups (
-    id INTEGER PRIMARY KEY, source INTEGER NOT NULL, cursor INTEGER NOT NULL, spec TEXT NOT NULL, task BLOB NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, source INTEGER NOT NULL, cursor INTEGER NOT NULL, spec TEXT NOT NULL,
+    task BLOB NOT NULL,
     size INTEGER NOT NULL, max_attempts INTEGER NOT NULL, min_group INTEGER NOT NULL, seed INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('open', 'ready', 'leased', 'consumed', 'filtered', 'given_up')),
-    flat INTEGER, ready INTEGER UNIQUE
+    flat INTEGER, ready INTEGER UNIQUE, settled INTEGER
 );
 CREATE INDEX groups_by_state ON groups (state);
+CREATE INDEX groups_by_settled ON groups (settled) WHERE settled IS NOT NULL;
+-- `versions` is {"STEP": sampled tokens} by the step of the weights, written when the slot ends.
 CREATE TABLE slots (
-    id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, group_id INTEGER NOT NULL, number INTEGER NOT NULL, attempt INTEGER NOT NULL,
     seed INTEGER NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'done', 'failed', 'restarted')),
-    reward REAL, stop_reason TEXT, ended REAL, UNIQUE (group_id, number, attempt)
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'done', 'failed', 'restarted', 'expired')),
+    reward REAL, stop_reason TEXT, ended REAL, versions TEXT, UNIQUE (group_id, number, attempt)
 );
 CREATE INDEX slots_by_state ON slots (state);
 CREATE TABLE leases (
@@ -55,6 +60,15 @@ CREATE TABLE steps (
     step INTEGER PRIMARY KEY, life INTEGER NOT NULL, at REAL NOT NULL, checkpoint TEXT, digest TEXT,
     metrics BLOB NOT NULL
 );
+CREATE TABLE rollbacks (life INTEGER NOT NULL, at REAL NOT NULL, newest INTEGER NOT NULL, step INTEGER NOT NULL);
+
+-- What is left of groups that have gone: which tasks they had (`first` to `last`), and what they add to every count.
+CREATE TABLE retired (
+    source INTEGER NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (source, first)
+) WITHOUT ROWID;
+CREATE TABLE tallies (
+    kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
 """
 
 _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gluster")

@@ -47,11 +47,12 @@ async def test_a_run_that_kept_its_promises_has_no_breach(fast_path: Path) -> No
             "tokens sampled at",
         ),
         (
-            "INSERT INTO lives VALUES (2, 'host', 1, 0, 0); UPDATE events SET data = CAST(replace(CAST(data AS TEXT), "
-            "'1000000', '2000000') AS BLOB) WHERE id = (SELECT min(id) FROM events WHERE kind = 'sampled')",
+            "INSERT INTO lives VALUES (2, 'host', 1, 0, 0, 1); "
+            "UPDATE events SET data = CAST(replace(CAST(data AS TEXT), '1000000', '2000000') AS BLOB) "
+            "WHERE id = (SELECT min(id) FROM events WHERE kind = 'sampled')",
             "a version of life 1 was used again in life 2",
         ),
-        ("DELETE FROM lives; INSERT INTO lives VALUES (7, 'host', 1, 0, 0)", "which never were"),
+        ("DELETE FROM lives; INSERT INTO lives VALUES (7, 'host', 1, 0, 0, 1)", "which never were"),
     ],
 )
 async def test_every_breach_is_named(fast_path: Path, damage: str, breach: str) -> None:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from gspo_agent.rollout.events import Begun, Ended, Sampled
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.leases import Ready, choose
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Slot, read_last_step, read_steps
-from gspo_agent.trajectory import Segment, Status
+from gspo_agent.trajectory import Segment, Status, weight_version
 
 
 def new_group(cursor: int, *, size: int = 2, source: int = 0) -> NewGroup:
@@ -33,6 +34,13 @@ def end(ledger: Ledger, slot: Slot, reward: float | None) -> Any:
 
 def begin(ledger: Ledger, slot: Slot) -> None:
     ledger.begin(slot, Begun(slot.seed, "shop", slot.attempt, 1)).result(5)
+
+
+def sample(ledger: Ledger, slot: Slot, *steps: int) -> None:
+    """Three tokens at each step's weights."""
+    for n, step in enumerate(steps):
+        segment = Segment([1, 2, 3], "policy", [-1.0] * 3, weight_version(1, step))
+        ledger._journal.append(slot.id, Sampled(0, 3 * n, [segment], "r", None))
 
 
 async def finish(ledger: Ledger, group: OpenGroup, *rewards: float) -> None:
@@ -200,8 +208,7 @@ async def test_the_age_limit_is_stored_with_the_lease(ledger: Ledger) -> None:
     group = await ledger.create_group(new_group(0))
     for slot, step in zip(group.slots, (0, 1), strict=True):
         begin(ledger, slot)
-        segment = Segment([1, 2, 3], "policy", [-1.0] * 3, 1_000_000 + step)
-        ledger._journal.append(slot.id, Sampled(0, 0, [segment], "r", "stop"))
+        sample(ledger, slot, step)
         end(ledger, slot, float(step))
     lease = await ledger.lease(5, 1, max_filtered=0, max_weight_lag=4)
     assert lease is not None
@@ -209,6 +216,95 @@ async def test_the_age_limit_is_stored_with_the_lease(ledger: Ledger) -> None:
     again = await ledger.lease(5, 1, max_filtered=0, max_weight_lag=100)
     assert again is not None
     assert (again.max_weight_lag, again.masked_tokens) == (4, 3)
+
+
+async def aged_group(ledger: Ledger, cursor: int, *steps: tuple[int, ...], max_attempts: int = 3) -> OpenGroup:
+    """A ready group whose members hold tokens of these steps."""
+    group = await ledger.create_group(new_group(cursor, size=len(steps))._replace(max_attempts=max_attempts))
+    for slot, of in zip(group.slots, steps, strict=True):
+        begin(ledger, slot)
+        sample(ledger, slot, *of)
+        end(ledger, slot, float(slot.number))
+    return group
+
+
+async def test_a_ready_group_tells_its_oldest_token_whoever_asks(ledger: Ledger) -> None:
+    await aged_group(ledger, 0, (4, 6), (5,))
+    assert ledger.ready() == [Ready(1, False, 4)]
+    group = await ledger.create_group(new_group(1))
+    sample(ledger, group.slots[0], 2)
+    begin(ledger, group.slots[0])
+    end(ledger, group.slots[0], 0.0)
+    begin(ledger, group.slots[1])
+    assert end(ledger, group.slots[1], 1.0).ready == Ready(2, False, 2)
+    rows = ledger._now(lambda c: c.execute("SELECT versions FROM slots ORDER BY id").fetchall())
+    assert [orjson.loads(versions) for (versions,) in rows] == [{"4": 3, "6": 3}, {"5": 3}, {"2": 3}, {}]
+
+
+async def test_expired_members_alone_are_played_again(ledger: Ledger) -> None:
+    await aged_group(ledger, 0, (4, 6), (5, 6), (3,))
+    await aged_group(ledger, 1, (9,), (9,))
+    assert await ledger.expire(7, 4) == []
+    (group,) = await ledger.expire(9, 4)
+    assert [(slot.number, slot.attempt, slot.running) for slot in group.slots] == [(0, 1, False), (2, 1, False)]
+    assert group.task == {"n": 0}
+    assert ledger.unfinished() == [group]
+    assert [ready.id for ready in ledger.ready()] == [2]
+    assert await ledger.expire(9, 4) == []
+    for slot in group.slots:
+        begin(ledger, slot)
+        sample(ledger, slot, 8)
+        settled = end(ledger, slot, 1.0)
+    assert settled.ready == Ready(1, True, 5)
+    lease = await ledger.lease(9, 2, max_filtered=0, max_weight_lag=4)
+    assert lease is not None
+    assert [[(t.index, t.attempt) for t in group.trajectories] for group in lease.groups] == [
+        [(0, 0), (1, 0)], [(0, 1), (1, 0), (2, 1)]
+    ]  # fmt: skip
+    assert lease.masked_tokens == 0
+
+
+async def test_failed_and_expired_attempts_together_have_one_limit_and_then_the_tokens_are_masked(
+    ledger: Ledger,
+) -> None:
+    group = await ledger.create_group(new_group(0)._replace(max_attempts=3))
+    begin(ledger, group.slots[0])
+    retry = end(ledger, group.slots[0], None).retry
+    assert retry is not None
+    for slot in (retry, group.slots[1]):
+        begin(ledger, slot)
+        sample(ledger, slot, 1)
+        end(ledger, slot, float(slot.number))
+    (again,) = await ledger.expire(9, 4)
+    assert [(slot.number, slot.attempt) for slot in again.slots] == [(0, 2), (1, 1)]
+    for slot in again.slots:
+        begin(ledger, slot)
+        sample(ledger, slot, 2)
+        settled = end(ledger, slot, float(slot.number))
+    # The first member is out of attempts; the other may be played once more.
+    assert settled.ready == Ready(1, False, 2)
+    (again,) = await ledger.expire(9, 4)
+    assert [(slot.number, slot.attempt) for slot in again.slots] == [(1, 2)]
+    begin(ledger, again.slots[0])
+    sample(ledger, again.slots[0], 3)
+    assert end(ledger, again.slots[0], 1.0).ready == Ready(1, False, None)
+    assert await ledger.expire(100, 4) == []
+    lease = await ledger.lease(9, 1, max_filtered=0, max_weight_lag=4)
+    assert lease is not None
+    assert lease.masked_tokens == 6
+
+
+async def test_an_expired_member_counts_again_where_its_later_attempts_all_failed(ledger: Ledger) -> None:
+    await aged_group(ledger, 0, (1,), (9,), max_attempts=2)
+    (group,) = await ledger.expire(9, 4)
+    (slot,) = group.slots
+    begin(ledger, slot)
+    settled = end(ledger, slot, None)
+    assert settled == (None, "ready", Ready(1, False, 9))
+    lease = await ledger.lease(9, 1, max_filtered=0, max_weight_lag=4)
+    assert lease is not None
+    assert [(t.index, t.attempt) for t in lease.groups[0].trajectories] == [(0, 0), (1, 0)]
+    assert lease.masked_tokens == 3
 
 
 async def test_a_cursor_cannot_be_moved_twice(ledger: Ledger) -> None:
@@ -294,3 +390,35 @@ async def test_steps_since_the_last_checkpoint_are_done_again_in_the_recorded_or
     last = read_last_step(path)
     assert last is not None
     assert (last.step, last.checkpoint, last.life) == (4, "step-4", 2)
+
+
+async def test_a_roll_back_trains_the_same_groups_again_in_the_recorded_order(fast_path: Path) -> None:
+    path = fast_path / "journal.sqlite"
+    with Journal.open(path) as journal:
+        ledger = Ledger(journal)
+        for n in range(6):
+            await finish(ledger, await ledger.create_group(new_group(n)), 0.0, 1.0)
+        for step, num_groups in ((1, 1), (2, 2), (3, 1)):
+            lease = await ledger.lease(step, num_groups, max_filtered=0)
+            assert lease is not None
+            await ledger.commit_step(step, lease, (f"step-{step}", "h") if step != 2 else None)
+        with pytest.raises(JournalError, match="this process has trained steps after 1 itself"):
+            await ledger.roll_back(1)
+    with Journal.open(path) as journal:
+        ledger = Ledger(journal)
+        with pytest.raises(JournalError, match="step 2 has no checkpoint"):
+            await ledger.roll_back(2)
+        await ledger.roll_back(1)
+        assert [step for step, _ in read_steps(path)] == [1]
+        assert ledger.pending_leases() == [2, 3]
+        assert ledger.status().groups == {"consumed": 1, "leased": 3, "ready": 2}
+        for step, ids in ((2, [2, 3]), (3, [4])):
+            lease = await ledger.lease(step, 9, max_filtered=0)
+            assert lease is not None
+            assert [group.id for group in lease.groups] == ids
+            await ledger.commit_step(step, lease, (f"step-{step}", "h"))
+        assert ledger.status().groups == {"consumed": 4, "ready": 2}
+    with Journal.open(path) as journal:
+        ledger = Ledger(journal)
+        await ledger.roll_back(0)
+        assert (ledger.last_step(), ledger.pending_leases()) == (None, [1, 2, 3])

@@ -1,0 +1,267 @@
+"""Groups and their slots: how they are created, begun, ended, and settled.
+
+A group goes open -> ready -> leased -> consumed or filtered, or open -> given_up; a ready one goes back to open when
+members that have grown too old are played again. A slot is (group, number, attempt) and goes waiting -> running ->
+done, failed or restarted, and done -> expired; the next attempt is a slot of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout.events import Ended
+from gspo_agent.trajectory import Status, Trajectory, version_step
+
+
+class Ready(NamedTuple):
+    """A finished group; `flat` where all its rewards are equal."""
+
+    id: int
+    flat: bool
+    oldest: int | None = None
+    """Step of the oldest token among the members that may still be played again; None where none may."""
+
+
+class Slot(NamedTuple):
+    """One attempt at one member of a group."""
+
+    id: int
+    group_id: int
+    number: int
+    attempt: int
+    seed: int
+    running: bool
+    """Begun in some life, and not ended."""
+
+    def trajectory(self) -> Trajectory:
+        """An empty one for this slot."""
+        return Trajectory(self.group_id, self.number, self.attempt, self.seed)
+
+
+class OpenGroup(NamedTuple):
+    """A group with unfinished slots."""
+
+    id: int
+    source: int
+    spec: str
+    task: Mapping[str, Any]
+    slots: Sequence[Slot]
+    """The unfinished ones."""
+
+
+class NewGroup(NamedTuple):
+    """What a group is created from; `cursor` must be where its source stands."""
+
+    source: int
+    cursor: int
+    spec: str
+    task: Mapping[str, Any]
+    size: int
+    max_attempts: int
+    min_group: int
+    seed: int
+    """Of the run; the seeds of the slots derive from it."""
+
+
+class Settled(NamedTuple):
+    """What the end of a slot led to."""
+
+    retry: Slot | None
+    group_state: str
+    ready: Ready | None
+
+
+_TRIED = (
+    "(SELECT count(*) FROM slots AS tried WHERE tried.group_id = slots.group_id AND tried.number = slots.number "
+    "AND tried.state IN ('failed', 'expired'))"
+)
+_AGAIN = f"state = 'done' AND {_TRIED} + 1 < (SELECT max_attempts FROM groups WHERE groups.id = slots.group_id)"
+"""Of a slot: it may be played again, and that attempt would be no more than the last one allowed."""
+_OLDEST = (
+    "(SELECT min(CAST(key AS INTEGER)) FROM slots, json_each(slots.versions) "
+    f"WHERE slots.group_id = groups.id AND slots.{_AGAIN})"
+)
+
+
+def is_flat(rewards: Sequence[float]) -> bool:
+    """Whether the rewards differ by no more than rounding: 1.0 and 1.0 + 1e-9 teach nothing."""
+    return max(rewards) - min(rewards) <= 1e-6 * max(1.0, *(abs(reward) for reward in rewards))
+
+
+def slot_seed(*parts: int) -> int:
+    """31 bits, which every sampler takes."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
+
+
+def create_group(connection: sqlite3.Connection, new: NewGroup) -> OpenGroup:
+    row = connection.execute("SELECT cursor FROM cursors WHERE source = ?", (new.source,)).fetchone()
+    if (row[0] if row else 0) != new.cursor:
+        raise JournalError(f"source {new.source} stands at task {row[0] if row else 0}, not {new.cursor}")
+    connection.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (new.source, new.cursor + 1))
+    values = (new.source, new.cursor, new.spec, orjson.dumps(new.task), new.size, new.max_attempts, new.min_group)
+    group_id = connection.execute(
+        "INSERT INTO groups (source, cursor, spec, task, size, max_attempts, min_group, seed, state) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'open')",
+        (*values, new.seed),
+    ).lastrowid
+    assert group_id is not None
+    slots = [_add_slot(connection, new.seed, group_id, number, 0) for number in range(new.size)]
+    return OpenGroup(group_id, new.source, new.spec, orjson.loads(values[3]), slots)
+
+
+def _add_slot(connection: sqlite3.Connection, run_seed: int, group_id: int, number: int, attempt: int) -> Slot:
+    seed = slot_seed(run_seed, group_id, number, attempt)
+    slot_id = connection.execute(
+        "INSERT INTO slots (group_id, number, attempt, seed, state) VALUES (?, ?, ?, ?, 'waiting')",
+        (group_id, number, attempt, seed),
+    ).lastrowid
+    assert slot_id is not None
+    return Slot(slot_id, group_id, number, attempt, seed, running=False)
+
+
+def _move(connection: sqlite3.Connection, slot: Slot, old: str, new: str, **columns: Any) -> None:
+    names = "".join(f", {name} = :{name}" for name in columns)
+    moved = connection.execute(
+        f"UPDATE slots SET state = :new{names} WHERE id = :id AND state = :old",
+        {"new": new, "id": slot.id, "old": old, **columns},
+    ).rowcount
+    if moved != 1:
+        raise JournalError(f"slot {slot.id} of group {slot.group_id} is not {old}; it cannot become {new}")
+
+
+def begin(connection: sqlite3.Connection, slot: Slot) -> None:
+    _move(connection, slot, "waiting", "running")
+
+
+def end(connection: sqlite3.Connection, slot: Slot, event: Ended, reward: float) -> Settled:
+    failed = event.status is Status.FAILED
+    if not failed and not math.isfinite(reward):
+        raise JournalError(f"slot {slot.id} ended with reward {reward}; such an episode is unscored and has failed")
+    _move(
+        connection, slot, "running", "failed" if failed else "done", reward=None if failed else reward,
+        stop_reason=event.stop_reason, ended=time.time(), versions=_versions(connection, slot),
+    )  # fmt: skip
+    retry = _retry(connection, slot) if failed else None
+    return _settle(connection, slot.group_id, retry)
+
+
+def restart(connection: sqlite3.Connection, slot: Slot, reason: str) -> Settled:
+    versions = _versions(connection, slot)
+    _move(connection, slot, "running", "restarted", stop_reason=reason, ended=time.time(), versions=versions)
+    return Settled(_next_attempt(connection, slot.group_id, slot.number), "open", None)
+
+
+def expire(connection: sqlite3.Connection, step: int, max_weight_lag: int) -> list[OpenGroup]:
+    """Opens the ready groups again that have members too old for `step`; those members get their next attempt."""
+    opened = [
+        group.id
+        for group in ready_groups(connection)
+        if group.oldest is not None and step - group.oldest > max_weight_lag
+    ]
+    for group_id in opened:
+        too_old = connection.execute(
+            f"SELECT id, number FROM slots WHERE group_id = ? AND {_AGAIN} AND EXISTS "
+            "(SELECT 1 FROM json_each(versions) WHERE ? - CAST(key AS INTEGER) > ?)",
+            (group_id, step, max_weight_lag),
+        ).fetchall()
+        for slot_id, number in too_old:
+            connection.execute("UPDATE slots SET state = 'expired' WHERE id = ?", (slot_id,))
+            _next_attempt(connection, group_id, number)
+        connection.execute("UPDATE groups SET state = 'open', flat = NULL, ready = NULL WHERE id = ?", (group_id,))
+    return [group for group in unfinished(connection) if group.id in opened]
+
+
+def _versions(connection: sqlite3.Connection, slot: Slot) -> str:
+    """As the log has it: {"STEP": sampled tokens}."""
+    # One row, because every row that is fetched gives up the interpreter's lock.
+    query = "SELECT group_concat(CAST(data AS TEXT)) FROM events WHERE slot = ? AND kind = 'sampled'"
+    (rows,) = connection.execute(query, (slot.id,)).fetchone()
+    tokens: Counter[str] = Counter()
+    for _, _, spans, *_ in orjson.loads(f"[{rows or ''}]"):
+        for _, version, length in spans:
+            tokens[str(version_step(version))] += length
+    return orjson.dumps(tokens).decode()
+
+
+def _next_attempt(connection: sqlite3.Connection, group_id: int, number: int) -> Slot:
+    seed, attempt = connection.execute(
+        "SELECT groups.seed, max(attempt) + 1 FROM groups JOIN slots ON group_id = groups.id "
+        "WHERE groups.id = ? AND number = ?",
+        (group_id, number),
+    ).fetchone()
+    return _add_slot(connection, seed, group_id, number, attempt)
+
+
+def _retry(connection: sqlite3.Connection, slot: Slot) -> Slot | None:
+    """The next attempt of a failed slot. Where none is left, a scored one that was only too old counts again."""
+    tried, max_attempts = connection.execute(
+        f"SELECT {_TRIED}, (SELECT max_attempts FROM groups WHERE id = group_id) FROM slots WHERE id = ?", (slot.id,)
+    ).fetchone()
+    if tried < max_attempts:
+        return _next_attempt(connection, slot.group_id, slot.number)
+    connection.execute(
+        "UPDATE slots SET state = 'done' WHERE id = "
+        "(SELECT max(id) FROM slots WHERE group_id = ? AND number = ? AND state = 'expired')",
+        (slot.group_id, slot.number),
+    )
+    return None
+
+
+def _settle(connection: sqlite3.Connection, group_id: int, retry: Slot | None) -> Settled:
+    (unfinished,) = connection.execute(
+        "SELECT count(*) FROM slots WHERE group_id = ? AND state IN ('waiting', 'running')", (group_id,)
+    ).fetchone()
+    if unfinished:
+        return Settled(retry, "open", None)
+    query = "SELECT reward FROM slots WHERE group_id = ? AND state = 'done'"
+    rewards = [reward for (reward,) in connection.execute(query, (group_id,))]
+    (min_group,) = connection.execute("SELECT min_group FROM groups WHERE id = ?", (group_id,)).fetchone()
+    if len(rewards) < min_group:
+        # It goes with the step that is being gathered.
+        connection.execute(
+            "UPDATE groups SET state = 'given_up', settled = (SELECT coalesce(max(step), 0) + 1 FROM steps) "
+            "WHERE id = ?",
+            (group_id,),
+        )
+        return Settled(None, "given_up", None)
+    flat = is_flat(rewards)
+    connection.execute(
+        "UPDATE groups SET state = 'ready', flat = ?, ready = (SELECT coalesce(max(ready), 0) + 1 FROM groups) "
+        "WHERE id = ?",
+        (flat, group_id),
+    )
+    (oldest,) = connection.execute(f"SELECT {_OLDEST} FROM groups WHERE id = ?", (group_id,)).fetchone()
+    return Settled(None, "ready", Ready(group_id, flat, oldest))
+
+
+def ready_groups(connection: sqlite3.Connection) -> list[Ready]:
+    """In the order in which they finished."""
+    rows = connection.execute(f"SELECT id, flat, {_OLDEST} FROM groups WHERE state = 'ready' ORDER BY ready")
+    return [Ready(group_id, bool(flat), oldest) for group_id, flat, oldest in rows]
+
+
+def unfinished(connection: sqlite3.Connection) -> list[OpenGroup]:
+    """Groups with slots that wait or run, in the order in which they were created."""
+    groups = {
+        group_id: OpenGroup(group_id, source, spec, orjson.loads(task), [])
+        for group_id, source, spec, task in connection.execute(
+            "SELECT id, source, spec, task FROM groups WHERE state = 'open' ORDER BY id"
+        )
+    }
+    slots: dict[int, list[Slot]] = {group_id: [] for group_id in groups}
+    for *values, state in connection.execute(
+        "SELECT id, group_id, number, attempt, seed, state FROM slots WHERE state IN ('waiting', 'running') "
+        "ORDER BY number"
+    ):
+        slot = Slot._make((*values, state == "running"))
+        slots[slot.group_id].append(slot)
+    return [group._replace(slots=slots[group.id]) for group in groups.values()]
