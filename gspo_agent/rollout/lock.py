@@ -18,16 +18,21 @@ EXPIRY = 30.0
 """Seconds without one after which another host may take the run."""
 
 # POSIX locks belong to the process: a second open in the same process would succeed, and its close would drop both.
-_held: set[Path] = set()
+held: set[Path] = set()
+"""The locks of this process."""
+
+
+def path_of(journal: Path) -> Path:
+    # Never the journal itself: closing any descriptor of it would drop SQLite's own locks.
+    return journal.with_name(journal.name + ".lock").resolve()
 
 
 class RunLock:
     """A POSIX lock on a file beside the journal. Raises RunLocked where another process, or this one, holds it."""
 
     def __init__(self, journal: Path) -> None:
-        # Never the journal itself: closing any descriptor of it would drop SQLite's own locks.
-        self._path = journal.with_name(journal.name + ".lock").resolve()
-        if self._path in _held:
+        self._path = path_of(journal)
+        if self._path in held:
             raise RunLocked(f"{journal} is already open in this process")
         with written(self._path):
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -40,11 +45,11 @@ class RunLock:
         with contextlib.suppress(OSError):  # a full disk: who has the lock is only for a message
             os.ftruncate(self._file, 0)
             os.write(self._file, f"pid {os.getpid()} on {socket.gethostname()}".encode())
-        _held.add(self._path)
+        held.add(self._path)
 
     def release(self) -> None:
-        if self._path in _held:
-            _held.discard(self._path)
+        if self._path in held:
+            held.discard(self._path)
             os.close(self._file)
 
 

@@ -126,11 +126,12 @@ def _create_or_verify(connection: sqlite3.Connection, path: Path) -> None:
         raise JournalError(f"{path} is damaged: {verdict}; restore it from a copy or choose another run directory")
 
 
-def read_only(path: Path) -> sqlite3.Connection:
-    """A connection for looking, beside a process that writes. Raises JournalError where there is nothing to see."""
+def read_only(path: Path, timeout: float = READ_TIMEOUT) -> sqlite3.Connection:
+    """A connection for looking, beside a process that writes. Raises JournalError where there is nothing to see, and
+    where that process has the file for itself, as on a network file system, for longer than `timeout` seconds."""
     if not path.exists():
         raise JournalError(f"no journal at {path}; is this a run directory?")
-    connection = _open_to_read(path)
+    connection = _open_to_read(path, timeout)
     try:
         _check_identity(connection, path)
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
@@ -144,10 +145,10 @@ def read_only(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
+def _open_to_read(path: Path, timeout: float) -> sqlite3.Connection:
     def opened(name: Path, query: str) -> sqlite3.Connection:
         uri = f"file:{quote(str(name.resolve()))}?{query}"
-        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=READ_TIMEOUT)
+        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout)
 
     if os.access(path.parent, os.W_OK):
         return opened(path, "mode=ro")

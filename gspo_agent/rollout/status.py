@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from gspo_agent.rollout import schema
-from gspo_agent.rollout.lock import EXPIRY
+from gspo_agent.rollout.owner import Owner
 
 T = TypeVar("T")
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,38 @@ class StepRecord:
     metrics: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """One unfinished episode and what it waits for."""
 
     id: str
     """group.number.attempt"""
     waiting_for: str
-    """"a place", "the reset", "tokens", "the step" or "tool NAME"."""
+    """"a place", "another attempt", "the reset", "tokens", "the journal", "the judge", "the step" or "tool NAME"."""
     turn: int
     since: float
-    """Seconds since its last event."""
+    """For so many seconds, as of the moment at which this was looked at."""
+    unjournaled: int = 0
+    """Tokens that its running request has sampled so far."""
+
+
+class GivenUp(NamedTuple):
+    """A group that had too few scored members when its attempts were used up."""
+
+    id: int
+    source: int
+    cursor: int
+    """Its task."""
+    cause: str
+    """Of its last failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run at a glance; `str()` is a few lines for a terminal."""
+    """A run as its journal has it; `str()` is a few lines for a terminal."""
 
-    path: Path
-    life: int
-    alive: bool
-    """A process has the run and has shown a sign of life of late."""
+    owner: Owner
+    state: str
+    """"running", "stopped", "died" or "silent", see `Owner.state`."""
     last: StepRecord | None
     """The last step that a checkpoint covers."""
     step: int
@@ -62,36 +73,67 @@ class RunStatus:
     """State -> number."""
     slots: Mapping[str, int]
     """State -> number, all attempts."""
+    retries: Mapping[int, int]
+    """Attempt from the second on (1) -> episodes."""
     failures: Mapping[str, int]
-    """Cause -> failed episodes, the commonest first."""
+    """Cause -> failed episodes, the commonest first; at most 20."""
+    given_up: tuple[GivenUp, ...]
+    """The newest 20."""
+    staleness: Mapping[str, Mapping[int, int]]
+    """"last step" and "ready" -> lag in steps -> sampled tokens. A token of the weights that a step starts from has
+    lag 1; ready groups count as if the next step took them."""
     in_flight: tuple[InFlight, ...]
 
+    @property
+    def alive(self) -> bool:
+        return self.state == "running"
+
     def __str__(self) -> str:
-        def counts(of: Mapping[str, int]) -> str:
-            return ", ".join(f"{name} {number}" for name, number in of.items()) or "none"
+        head = f"{self.state.replace('stopped', 'not running')}, life {self.owner.life}, step {self.step}"
+        if self.last:
+            head += f" (checkpoint {self.last.checkpoint})"
+        return "\n".join([head, *self.lines(), *waiting_lines(self.in_flight)])
 
-        lines = [
-            f"{self.path}: {'running' if self.alive else 'not running'}, life {self.life}, step {self.step}"
-            + (f" (checkpoint {self.last.checkpoint})" if self.last else ""),
-            f"groups: {counts(self.groups)}",
-            f"episodes: {counts(self.slots)}",
-        ]
-        waiting: dict[str, int] = {}
-        for episode in self.in_flight:
-            waiting[episode.waiting_for] = waiting.get(episode.waiting_for, 0) + 1
-        if waiting:
-            longest = max(self.in_flight, key=lambda episode: episode.since)
-            lines.append(
-                f"in flight, by what they wait for: {counts(waiting)}; longest: {longest.id}, {longest.waiting_for}, "
-                f"turn {longest.turn}, {longest.since:.0f} s"
-            )
+    def lines(self) -> list[str]:
+        """Groups, episodes and failures."""
+        lines = [f"groups: {counts(self.groups)}", f"episodes: {counts(self.slots)}"]
+        if self.retries:
+            more = ", ".join(f"{number} in attempt {attempt + 1}" for attempt, number in self.retries.items())
+            lines[-1] += f"; tried again: {more}"
         lines += [f"failed {number} times: {cause}" for cause, number in self.failures.items()]
-        return "\n".join(lines)
+        lines += [
+            f"given up: group {group.id} (task {group.cursor} of [[env]] {group.source}), {group.cause}"
+            for group in self.given_up[:_SHOWN]
+        ]
+        return lines
 
 
-def read_status(path: str | Path) -> RunStatus:
-    """The status of the run whose journal is at `path`. Raises JournalError where there is none."""
-    return _read(Path(path), lambda connection: run_status(connection, Path(path)))
+def counts(of: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in of.items()) or "none"
+
+
+def waiting_lines(in_flight: Sequence[InFlight], shown: int | None = _SHOWN) -> list[str]:
+    """How many wait for what, and the `shown` that have waited longest; None: all of them."""
+    if not in_flight:
+        return []
+    waiting = Counter(episode.waiting_for for episode in in_flight)
+    longest = sorted(in_flight, key=lambda episode: -episode.since)[:shown]
+    width = max(len(episode.id) for episode in longest)
+    what = max(len(episode.waiting_for) for episode in longest)
+    return [
+        f"in flight, by what they wait for: {counts(dict(waiting.most_common()))}",
+        *(
+            f"  {episode.id:<{width}}  {episode.waiting_for:<{what}}  turn {episode.turn}  {episode.since:.0f} s"
+            + (f"  {episode.unjournaled} tokens not journaled" if episode.unjournaled else "")
+            for episode in longest
+        ),
+    ]
+
+
+def read_status(path: str | Path, timeout: float = schema.READ_TIMEOUT) -> RunStatus:
+    """The status of the run whose journal is at `path`. Raises JournalError where there is none, and where another
+    process has it for itself for longer than `timeout` seconds."""
+    return _read(Path(path), lambda connection: run_status(connection, Path(path)), timeout)
 
 
 def read_last_step(path: str | Path) -> StepRecord | None:
@@ -105,8 +147,8 @@ def read_steps(path: str | Path) -> list[tuple[int, Mapping[str, Any]]]:
     return _read(Path(path), lambda c: [(step, orjson.loads(metrics)) for step, metrics in c.execute(query)])
 
 
-def _read(path: Path, function: Callable[[sqlite3.Connection], T]) -> T:
-    with closing(schema.read_only(path)) as connection:
+def _read(path: Path, function: Callable[[sqlite3.Connection], T], timeout: float = schema.READ_TIMEOUT) -> T:
+    with closing(schema.read_only(path, timeout)) as connection:
         try:
             connection.execute("BEGIN")
             return function(connection)
@@ -125,62 +167,92 @@ def last_step(connection: sqlite3.Connection) -> StepRecord | None:
     return StepRecord(step, life, at, checkpoint, digest, orjson.loads(metrics))
 
 
-def run_status(connection: sqlite3.Connection, path: Path) -> RunStatus:
-    now = time.time()
-    failures = connection.execute(
-        "SELECT stop_reason, count(*) FROM slots WHERE state = 'failed' GROUP BY stop_reason ORDER BY 2 DESC LIMIT 20"
-    )
+def run_status(connection: sqlite3.Connection, path: Path, *, in_flight: bool = True) -> RunStatus:
+    """`in_flight`: whether to read what each unfinished episode waits for; it takes a few queries for each."""
+    owner = _owner(connection)
+    step = _one(connection, "SELECT coalesce(max(step), 0) FROM steps")
     return RunStatus(
-        path=path,
-        life=_one(connection, "SELECT coalesce(max(life), 0) FROM lives"),
-        alive=_alive(connection, now),
+        owner=owner,
+        state=owner.state(path),
         last=last_step(connection),
-        step=_one(connection, "SELECT coalesce(max(step), 0) FROM steps"),
-        groups=dict(connection.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall()),
-        slots=dict(connection.execute("SELECT state, count(*) FROM slots GROUP BY state").fetchall()),
-        failures=dict(failures.fetchall()),
-        in_flight=tuple(_in_flight(connection, now)),
+        step=step,
+        groups=_pairs(connection, "SELECT state, count(*) FROM groups GROUP BY state"),
+        slots=_pairs(connection, "SELECT state, count(*) FROM slots GROUP BY state"),
+        retries=_pairs(connection, "SELECT attempt, count(*) FROM slots WHERE attempt > 0 GROUP BY attempt"),
+        failures=_pairs(
+            connection,
+            "SELECT stop_reason, count(*) FROM slots WHERE state = 'failed' GROUP BY stop_reason "
+            "ORDER BY 2 DESC LIMIT 20",
+        ),
+        given_up=tuple(_given_up(connection)),
+        staleness=_staleness(connection, step),
+        in_flight=tuple(_in_flight(connection, time.time())) if in_flight else (),
     )
 
 
-def _alive(connection: sqlite3.Connection, now: float) -> bool:
-    lease = connection.execute("SELECT host, pid, heartbeat FROM lease").fetchone()
-    if lease is None or now - lease[2] > EXPIRY:
-        return False
-    if lease[0] != socket.gethostname():
-        return True
-    try:
-        os.kill(lease[1], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _owner(connection: sqlite3.Connection) -> Owner:
+    life = connection.execute("SELECT life, host, pid, began, ended FROM lives ORDER BY life DESC LIMIT 1").fetchone()
+    if life is None:
+        return Owner(0, "", 0, 0.0, ended=True)
+    number, host, pid, began, ended = life
+    beat = connection.execute("SELECT heartbeat FROM lease WHERE life = ?", (number,)).fetchone()
+    return Owner(number, host, pid, max(began, ended or 0.0, beat[0] if beat else 0.0), ended is not None)
+
+
+def _pairs(connection: sqlite3.Connection, query: str) -> dict[Any, int]:
+    return dict(connection.execute(query).fetchall())
 
 
 def _one(connection: sqlite3.Connection, query: str) -> int:
     return int(connection.execute(query).fetchone()[0])
 
 
-def _in_flight(connection: sqlite3.Connection, now: float) -> list[InFlight]:
-    slots = connection.execute(
-        "SELECT id, group_id || '.' || number || '.' || attempt, state FROM slots "
-        "WHERE state IN ('waiting', 'running') ORDER BY id"
-    ).fetchall()
-    episodes = []
-    for slot, name, state in slots:
-        last = connection.execute(
-            "SELECT kind, at, data FROM events WHERE slot = ? ORDER BY id DESC LIMIT 1", (slot,)
-        ).fetchone()
-        turns = connection.execute("SELECT count(*) FROM events WHERE slot = ? AND kind = 'acted'", (slot,)).fetchone()[
-            0
-        ]
-        if state == "waiting" or last is None:
-            episodes.append(InFlight(name, "a place", 0, 0.0))
+def _given_up(connection: sqlite3.Connection) -> Iterator[GivenUp]:
+    rows = connection.execute(
+        "SELECT id, source, cursor, (SELECT stop_reason FROM slots WHERE group_id = groups.id AND state = 'failed' "
+        "ORDER BY id DESC LIMIT 1) FROM groups WHERE state = 'given_up' ORDER BY id DESC LIMIT 20"
+    )
+    for group, source, cursor, cause in rows:
+        yield GivenUp(group, source, cursor, cause or "no cause is recorded")
+
+
+def _staleness(connection: sqlite3.Connection, step: int) -> dict[str, dict[int, int]]:
+    sampled = "SELECT versions FROM slots JOIN {} WHERE slots.state = 'done' AND versions NOT NULL AND {}"
+    last = sampled.format("leases USING (group_id)", f"step = {step} AND NOT filtered")
+    ready = sampled.format("groups ON groups.id = group_id", "groups.state = 'ready'")
+    return {
+        "last step": lags(_versions(connection, last), step),
+        "ready": lags(_versions(connection, ready), step + 1),
+    }
+
+
+def _versions(connection: sqlite3.Connection, query: str) -> Iterator[tuple[int, int]]:
+    for (versions,) in connection.execute(query):
+        for weights, tokens in orjson.loads(versions).items():
+            yield int(weights), tokens
+
+
+def lags(versions: Iterable[tuple[int, int]], step: int) -> dict[int, int]:
+    """(step of the weights, tokens) -> lag behind `step` -> tokens, the freshest first."""
+    histogram: Counter[int] = Counter()
+    for weights, tokens in versions:
+        histogram[step - weights] += tokens
+    return dict(sorted(histogram.items()))
+
+
+def _in_flight(connection: sqlite3.Connection, now: float) -> Iterator[InFlight]:
+    rows = connection.execute(
+        "SELECT group_id || '.' || number || '.' || attempt, slots.state, kind, at, "
+        "CASE kind WHEN 'call_begun' THEN data END, "
+        "(SELECT count(*) FROM events WHERE slot = slots.id AND kind = 'acted') FROM slots LEFT JOIN events "
+        "ON events.id = (SELECT id FROM events WHERE slot = slots.id AND kind != 'spent' ORDER BY id DESC LIMIT 1) "
+        "WHERE slots.state IN ('waiting', 'running') ORDER BY slots.id"
+    )
+    for name, state, kind, at, data, turns in rows:
+        if state == "waiting" or kind is None:
+            yield InFlight(name, "a place", 0, 0.0)
             continue
-        kind, at, data = last
         waiting_for = {"begun": "the reset", "observed": "tokens", "sampled": "tokens"}.get(kind, "the step")
-        if kind == "call_begun":
+        if data is not None:
             waiting_for = f"tool {orjson.loads(data)[1]}"
-        episodes.append(InFlight(name, waiting_for, turns, max(0.0, now - at)))
-    return episodes
+        yield InFlight(name, waiting_for, turns, max(0.0, now - at))

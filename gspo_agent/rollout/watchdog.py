@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Set
+from dataclasses import dataclass
 
 _LOOKED_AWAY = 10.0  # seconds between two looks after which it was this process that stood still
 
@@ -14,9 +14,10 @@ class Work:
     """What a stage has to do right now."""
 
     stage: str
-    waiting: Mapping[Hashable, str] = field(default_factory=dict)
-    """Who waits there, the longest first -> how a person would call it. Whoever leaves is progress; who comes is not.
-    Empty: nothing to do, so nothing stands still."""
+    waiting: Set[Hashable] = frozenset()
+    """Who waits there. Whoever leaves is progress, who comes is not. Empty: nothing to do, so nothing stands still."""
+    example: str = ""
+    """The one who has waited longest, as a person would call it."""
     count: object = None
     """Any change of it is progress too."""
 
@@ -31,8 +32,8 @@ class Stillness:
     example: str
 
     def __str__(self) -> str:
-        of = f"{self.waiting} wait, such as " if self.waiting > 1 else "waiting: "
-        return f"{self.stage}: no progress for {self.seconds:.0f} s; {of}{self.example}"
+        who = f"; {self.waiting} wait, such as {self.example}" if self.waiting > 1 else f": {self.example}"
+        return f"{self.stage}: no progress for {self.seconds:.0f} s{who if self.example else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Watchdog:
     """Looks at the stages every now and then, and says each stillness once, and again whenever it has doubled.
 
     >>> dog = Watchdog(patience=300.0)
-    >>> dog.look([Work("tools", {("3.0.1", began): "3.0.1 in tool search"})])
-    ['tools: no progress for 301 s; waiting: 3.0.1 in tool search']
+    >>> dog.look([Work("tools", {("3.0.1", began)}, "3.0.1 in tool search")])
+    ['tools: no progress for 301 s: 3.0.1 in tool search']
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -88,13 +89,12 @@ class Watchdog:
     def _stillness(self, work: Work, now: float) -> Stillness | None:
         before = self._before.get(work.stage, Work(work.stage))
         self._before[work.stage] = work
-        waited = before.waiting.keys()
-        if not waited or not waited <= work.waiting.keys() or work.count != before.count:
+        if not before.waiting or not before.waiting <= work.waiting or work.count != before.count:
             self._since[work.stage] = now
         seconds = now - self._since[work.stage]
         if not work.waiting or seconds < self.patience:
             return None
-        return Stillness(work.stage, seconds, len(work.waiting), next(iter(work.waiting.values())))
+        return Stillness(work.stage, seconds, len(work.waiting), work.example)
 
     def _due(self, name: str, size: float) -> bool:
         if size < self._next.get(name, 0.0):

@@ -26,7 +26,7 @@ def watch(dog: Watchdog, clock: Clock, seconds: int, *stages: Work, remarks: tup
     return said
 
 
-TWO = Work("tools", {("3.0.0", 1.0): "3.0.0 in tool search", ("4.1.0", 2.0): "4.1.0 in tool add"})
+TWO = Work("tools", {("3.0.0", 1.0), ("4.1.0", 2.0)}, "3.0.0 in tool search")
 
 
 def test_a_stage_that_has_work_and_does_not_move_is_named_once_and_again_when_it_has_doubled() -> None:
@@ -49,9 +49,9 @@ def test_a_stage_without_work_never_stands_still() -> None:
 def test_who_leaves_is_progress_and_who_comes_is_not() -> None:
     watchdog, clock = dog()
     watch(watchdog, clock, 50, TWO)
-    more = Work("tools", {**TWO.waiting, ("5.0.0", 3.0): "5.0.0 in tool add"})
+    more = Work("tools", {*TWO.waiting, ("5.0.0", 3.0)}, TWO.example)
     assert len(watch(watchdog, clock, 20, more)) == 1
-    fewer = Work("tools", {("5.0.0", 3.0): "5.0.0 in tool add"})
+    fewer = Work("tools", {("5.0.0", 3.0)}, "5.0.0 in tool add")
     assert watch(watchdog, clock, 58, fewer) == []
     assert watchdog.still == ()
 
@@ -59,7 +59,7 @@ def test_who_leaves_is_progress_and_who_comes_is_not() -> None:
 def test_a_count_that_changes_is_progress_though_the_same_wait() -> None:
     watchdog, clock = dog()
     for tokens in range(100):
-        assert watch(watchdog, clock, 50, Work("tokens", {"1.0.0-1/": "1.0.0"}, tokens)) == []
+        assert watch(watchdog, clock, 50, Work("tokens", {"1.0.0-1/"}, "1.0.0", tokens)) == []
 
 
 def test_stillness_that_ended_is_told_anew_when_it_comes_back() -> None:
@@ -72,7 +72,7 @@ def test_stillness_that_ended_is_told_anew_when_it_comes_back() -> None:
 
 def test_a_process_that_was_itself_suspended_accuses_nobody() -> None:
     watchdog, clock = dog()
-    tokens = Work("tokens", {"1.0.0-1/": "1.0.0"}, 7)
+    tokens = Work("tokens", {"1.0.0-1/"}, "1.0.0", 7)
     watch(watchdog, clock, 10, tokens)
     clock.now += 3600
     assert watchdog.look([tokens], [Remark("episode", 3600, 60, "1.0.0 waits for ever")]) == []
