@@ -127,7 +127,8 @@ class Session:
             screen.phase("waiting for groups")
             lease = await collector.lease(config.rollout.groups_per_step, step=step + 1)
             screen.phase("learning")
-            await engine.pause()
+            if config.rollout.mode != "async":
+                await collector.pause()
             batch = make_batch(
                 lease.groups,
                 step=step + 1,
@@ -146,7 +147,7 @@ class Session:
             covered = None if saved is None else (saved.name, saved.digest)
             await ledger.commit_step(step, lease, checkpoint=covered, metrics=metrics)
             await publish(learner.weights(weight_version(self.journal.life, step)), engine)
-            await engine.resume()
+            await collector.resume()
             screen.step(step, metrics)
             if saved is not None:
                 checkpoint.prune(run.checkpoints, config.run.keep_checkpoints, {saved.name})

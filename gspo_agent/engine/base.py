@@ -78,6 +78,10 @@ class Engine(Protocol):
         """Ends one request, whose `generate` returns what it has with "abort". An unknown id is ignored."""
         ...
 
+    async def clear(self, prefix: str) -> None:
+        """Aborts every request whose id begins with `prefix`, as those of a process that died."""
+        ...
+
     async def pause(self) -> None:
         """Returns when no token is being computed; requests stay and wait."""
         ...

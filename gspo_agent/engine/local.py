@@ -93,6 +93,10 @@ class LocalEngine:
     async def abort(self, request_id: str) -> None:
         await self._command(lambda: self._abort(request_id))
 
+    async def clear(self, prefix: str) -> None:
+        for request_id in [known for known in self._in_flight if known.startswith(prefix)]:
+            await self.abort(request_id)
+
     async def pause(self) -> None:
         await self._command(lambda: self._set_paused(True))
 

@@ -4,48 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
-from collections import Counter, deque
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gspo_agent import errors
-from gspo_agent.config import Limits, RolloutConfig
+from gspo_agent.config import RolloutConfig
 from gspo_agent.engine.base import Engine
-from gspo_agent.env import Env, EnvFactory
-from gspo_agent.errors import EnvError, GspoAgentError, JournalError, StateLost
-from gspo_agent.rollout.episode import run_episode
-from gspo_agent.rollout.events import Begun, Ended, fold
-from gspo_agent.rollout.journal import Journal, read_events
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout.attempt import Attempts, Source
+from gspo_agent.rollout.clock import Clock
+from gspo_agent.rollout.failures import Failures
+from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Ready, Settled, Slot, choose
-from gspo_agent.rollout.prompts import SharedPrompts
-from gspo_agent.rollout.recorder import JournalRecorder
-from gspo_agent.rollout.restore import rebuild
-from gspo_agent.trajectory import Status, Trajectory
+from gspo_agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
     # At run time it would bring transformers along.
     from gspo_agent.chat import Chat
-    from gspo_agent.tasks import TaskSource
+
+__all__ = ["Collector", "Progress", "Source"]
 
 _log = logging.getLogger(__name__)
-_WINDOW = 200  # episodes over which the share of failures is taken
 _FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.5, 30.0  # seconds
-_CLOSE_SECONDS, _LAST_CLOSE_SECONDS = 30.0, 0.3
-_ABORT_SECONDS, _CUT_SECONDS = 0.3, 0.7  # within the two seconds that `stop` may take
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One environment with its tasks."""
-
-    factory: EnvFactory
-    tasks: TaskSource
-    limits: Limits
-    weight: float = 1.0
-    """Share of the groups, relative to the other sources."""
+_ABORT_SECONDS, _CUT_SECONDS, _CANCEL_SECONDS = 0.3, 0.6, 0.6  # within the two seconds that `stop` may take
+_LOOK_SECONDS = 0.1  # between two looks at who is still inside a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +41,8 @@ class Progress:
     in_flight: int
     generating: int
     in_tools: int
+    waiting: int
+    """Episodes that wait for a place among `max_in_flight`."""
     ready_groups: int
     """Finished and not handed out."""
     open_groups: int
@@ -77,11 +65,12 @@ class Progress:
 
 
 class Collector:
-    """Keeps enough groups in flight, and leases finished ones to the learner.
+    """Keeps enough groups in flight, and leases finished ones to the learner, in every `rollout.mode`.
 
-    A keeper task creates groups: it waits for a group to finish or to be leased, and tops up. One task per slot plays
-    its attempts. `lease` waits until enough groups are ready, is woken by every group that finishes, and takes nothing
-    from those that are in flight: they go on, under whatever weights come next.
+    A keeper task creates groups: it waits for a group to finish or to be leased, and tops up. One task per episode
+    plays one attempt; whoever finds no place waits for one, older groups first. `lease` waits until enough groups are
+    ready, is woken by every group that finishes, and takes nothing from those that are in flight: they go on, under
+    whatever weights come next. The modes differ in when groups are created, and in whether the engine is paused.
     """
 
     def __init__(
@@ -96,29 +85,37 @@ class Collector:
         seed: int,
     ) -> None:
         self._journal, self._ledger, self._sources = journal, ledger, list(sources)
-        self._chat, self._engine, self._config, self._seed = SharedPrompts(chat), engine, config, seed
+        self._engine, self._config, self._seed = engine, config, seed
+        self._clock = Clock()
+        self._attempts = Attempts(journal, ledger, chat, engine, config, self._clock)
+        self._failures = Failures(config.max_failed)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._active: dict[int, JournalRecorder] = {}
+        self._playing: dict[int, asyncio.Task[None]] = {}
+        self._waiting: list[tuple[Any, ...]] = []
+        """A heap: slots that an earlier life began come first, then those of the oldest group."""
         self._open: set[int] = set()
         self._ready: list[Ready] = []
         self._finished: dict[int, list[Trajectory]] = {}
         """Group id -> members that ended in this life, until the group is handed out."""
         self._cursors: dict[int, int] = {}
         self._demand = config.groups_per_step
-        self._topping_up, self._changed = asyncio.Event(), asyncio.Event()
-        self._failures: Counter[str] = Counter()
-        self._recent: deque[str | None] = deque(maxlen=_WINDOW)
-        self._restarts = 0
-        self._without_state: set[str] = set()
-        self._tokens = 0
+        self._leasing = False
+        self._topping_up, self._changed, self._halt = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._fatal: BaseException | None = None
         self._stopping = True
 
     async def start(self, step: int) -> None:
-        """Goes on with every unfinished episode of the journal and begins what is missing; `step` is the last one."""
+        """Goes on with every unfinished episode of the journal and begins what is missing; `step` is the last one.
+
+        Requests that a dead life may have left in the engine are ended first.
+        """
         if not self._stopping:
             raise RuntimeError("the collector runs already")
-        self._stopping, self._fatal = False, None
+        await self._engine.clear(f"{self._journal.run_id}.")
+        self._stopping, self._fatal, self._attempts.leaving = False, None, False
+        self._halt.clear()
+        self._waiting.clear()
+        self._open.clear()
         self._ready = self._ledger.ready()
         self._cursors = self._ledger.cursors()
         unfinished = self._ledger.unfinished()
@@ -127,8 +124,7 @@ class Collector:
             raise JournalError(
                 f"{self._journal.path} has groups of [[env]] {min(unknown)}; there is no such section now"
             )
-        for group in unfinished:
-            self._spawn(group)
+        self._queue(unfinished)
         self._topping_up.set()
         self._keep(self._top_up())
 
@@ -138,19 +134,15 @@ class Collector:
         Waits for enough of them. Groups without variance are left out, up to `max_filtered` for a step. Raises
         JournalError, or the fault behind most failures once their share passes `max_failed`.
         """
-        recorded = step in self._ledger.pending_leases()
         self._demand = max(self._demand, num_groups)
-        self._topping_up.set()
-        while not recorded and choose(self._ready, num_groups, self._max_filtered) is None:
-            self._check()
-            self._changed.clear()
-            await self._changed.wait()
+        if step not in self._ledger.pending_leases():
+            await self._wait_for(num_groups)
         self._check()
         lease = await self._ledger.lease(
             step,
             num_groups,
             max_filtered=self._max_filtered,
-            max_weight_lag=self._config.max_weight_lag,
+            max_weight_lag=None if self._config.expired == "keep" else self._config.max_weight_lag,
             finished=self._finished,
         )
         if lease is None:
@@ -161,35 +153,64 @@ class Collector:
         self._topping_up.set()
         return lease
 
-    async def stop(self) -> None:
-        """Cuts every episode where it is; returns within two seconds with everything on disk. May be called twice."""
-        self._stopping = True
-        for recorder in self._active.values():
+    async def pause(self) -> None:
+        """Returns when no token is being sampled. Tools and judges go on; what waits for tokens does not grow older."""
+        await self._engine.pause()
+        self._clock.stop()
+
+    async def resume(self) -> None:
+        """Undoes `pause`; without one it does nothing."""
+        await self._engine.resume()
+        self._clock.go()
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Cuts every episode where it is; returns with everything on disk. May be called twice.
+
+        Requests end at once. Tools and judges that run get `grace` seconds to end; no other begins. With none it takes
+        less than two seconds.
+        """
+        self._stopping = self._attempts.leaving = True
+        self._halt.set()
+        self._topping_up.set()
+        self._changed.set()
+        active = self._attempts.active
+        for recorder in active.values():
             recorder.cut = True
-        requests = [recorder.request_id for recorder in self._active.values() if recorder.request_id]
+        requests = [recorder.request_id for recorder in active.values() if recorder.request_id]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABORT_SECONDS):
                 await asyncio.gather(*map(self._engine.abort, requests), return_exceptions=True)
-        self._topping_up.set()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CUT_SECONDS)
-        left = list(self._tasks)
-        for task in left:
+        await _wait(self._tasks, _CUT_SECONDS)
+        await self._let_tools_end(grace - _CUT_SECONDS)
+        for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await _wait(self._tasks, _CANCEL_SECONDS)
+        if self._tasks:
+            _log.warning("%d episodes do not end when they are cancelled; they are left as they are", len(self._tasks))
         await self._journal.transact(lambda connection: None)
 
+    async def _let_tools_end(self, seconds: float) -> None:
+        """Waits at most so long for the episodes that are inside a tool or a judge."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            active = self._attempts.active
+            inside = [self._playing[slot] for slot, recorder in active.items() if recorder.stage in ("tools", "judges")]
+            if not inside:
+                return
+            await _wait(inside, _LOOK_SECONDS)
+
     def progress(self) -> Progress:
-        active = self._active.values()
+        active = self._attempts.active.values()
         return Progress(
             in_flight=len(active),
             generating=sum(bool(recorder.request_id) for recorder in active),
             in_tools=sum(recorder.episode.action is not None for recorder in active),
+            waiting=len(self._waiting),
             ready_groups=len(self._ready),
             open_groups=len(self._open),
-            failures=dict(self._failures),
-            restarts=self._restarts,
-            tokens=self._tokens + sum(recorder.sampled_now for recorder in active),
+            failures=dict(self._failures.causes),
+            restarts=self._attempts.restarts,
+            tokens=self._attempts.tokens,
         )
 
     @property
@@ -203,10 +224,11 @@ class Collector:
         if self._stopping:
             raise RuntimeError("the collector is not running")
 
-    def _keep(self, coroutine: Any) -> None:
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -214,18 +236,33 @@ class Collector:
             self._fatal = task.exception()
         self._changed.set()
 
+    async def _wait_for(self, num_groups: int) -> None:
+        """Returns when so many groups are ready to be trained on."""
+        self._leasing = True
+        self._topping_up.set()
+        try:
+            while choose(self._ready, num_groups, self._max_filtered) is None:
+                self._check()
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._leasing = False
+
     async def _top_up(self) -> None:
         while not self._stopping:
             await self._topping_up.wait()
             self._topping_up.clear()
             while not self._stopping and self._missing() > 0:
-                self._spawn(await self._create())
+                self._queue([await self._create()])
 
     def _missing(self) -> int:
         """Groups to create: those in flight, and those ready that will not be filtered, count."""
+        ahead = self._config.over_provision
+        if self._config.mode == "sync":
+            ahead = 1.0 if self._leasing else 0.0
         flat = sum(group.flat for group in self._ready)
         useful = len(self._ready) - min(flat, self._max_filtered)
-        return math.ceil(self._demand * self._config.over_provision) - useful - len(self._open)
+        return math.ceil(self._demand * ahead) - useful - len(self._open)
 
     async def _create(self) -> OpenGroup:
         # The source that is furthest behind its share; the cursors are in the journal, so a restart decides alike.
@@ -240,116 +277,59 @@ class Collector:
         self._cursors[number] = cursor + 1
         return group
 
-    def _spawn(self, group: OpenGroup) -> None:
-        self._open.add(group.id)
-        for slot in group.slots:
-            self._keep(self._play_slot(group, slot))
+    def _queue(self, groups: Sequence[OpenGroup]) -> None:
+        for group in groups:
+            self._open.add(group.id)
+            for slot in group.slots:
+                rank = (not slot.running, slot.group_id, slot.number, slot.attempt)
+                heapq.heappush(self._waiting, (*rank, group, slot))
+        self._fill()
 
-    async def _play_slot(self, group: OpenGroup, slot: Slot) -> None:
-        """Plays one member of a group, attempt after attempt."""
-        following: Slot | None = slot
-        while following is not None and not self._stopping:
-            if following.attempt > slot.attempt:
-                await self._back_off(following.attempt - slot.attempt)
-                if self._stopping:
-                    return
-            settled = await self._attempt(group, following)
-            if settled is None:
-                return
-            if settled.group_state != "open":
-                self._open.discard(group.id)
-                if settled.ready is not None:
-                    self._ready.append(settled.ready)
-                else:
-                    self._finished.pop(group.id, None)
-                self._topping_up.set()
-                self._changed.set()
-            following = settled.retry
+    def _fill(self) -> None:
+        """Gives free places to those that wait."""
+        places = self._config.max_in_flight or math.inf
+        while self._waiting and len(self._playing) < places and not self._stopping:
+            *_, group, slot = heapq.heappop(self._waiting)
+            self._playing[slot.id] = self._keep(self._play(group, slot))
+
+    async def _play(self, group: OpenGroup, slot: Slot) -> None:
+        """Plays one attempt, and sees to what follows from its end."""
+        try:
+            outcome = await self._attempts.play(self._sources[group.source], group, slot)
+        finally:
+            del self._playing[slot.id]
+            self._fill()
+        if outcome is None:
+            return
+        if outcome.trajectory is not None:
+            self._finished.setdefault(group.id, []).append(outcome.trajectory)
+            fault = self._failures.add(outcome.trajectory.stop_reason if outcome.failed else None)
+            self._fatal = self._fatal or fault
+        self._settle(group, outcome.settled)
+        retry = outcome.settled.retry
+        if retry is not None:
+            if outcome.failed:
+                await self._back_off(retry.attempt)
+            self._queue([group._replace(slots=[retry])])
+
+    def _settle(self, group: OpenGroup, settled: Settled) -> None:
+        if settled.group_state != "open":
+            self._open.discard(group.id)
+            if settled.ready is not None:
+                self._ready.append(settled.ready)
+            else:
+                self._finished.pop(group.id, None)
+            self._topping_up.set()
+        self._changed.set()
 
     async def _back_off(self, times: int) -> None:
-        await asyncio.sleep(min(_FIRST_BACK_OFF * 2 ** (times - 1), _LONGEST_BACK_OFF))
+        """Waits longer the more attempts there were; a stop ends it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_FIRST_BACK_OFF * 2 ** (times - 1), _LONGEST_BACK_OFF)):
+                await self._halt.wait()
 
-    async def _attempt(self, group: OpenGroup, slot: Slot) -> Settled | None:
-        """One attempt, from where the journal has it to its end; None where it was cut."""
-        source = self._sources[group.source]
-        recorder = await self._recorder(group, slot)
-        episode = recorder.episode
-        self._active[slot.id] = recorder
-        env: Env | None = None
-        try:
-            env = source.factory.create()
-            if episode.needs_env:
-                env.call_log = recorder.call_log(env)
-                await rebuild(env, episode, dict(group.task))
-            await run_episode(
-                episode.trajectory,
-                env=env,
-                chat=self._chat,
-                engine=self._engine,
-                task=group.task,
-                limits=source.limits,
-                temperature=self._config.temperature,
-                recorder=recorder,
-                journal_tokens=self._config.journal_tokens,
-                renew=source.factory.create,
-            )
-        except StateLost as lost:
-            self._restarts += 1
-            return await asyncio.wrap_future(self._ledger.restart(slot, str(lost)))
-        except JournalError:
-            raise
-        except Exception as fault:  # the environment could not be made or brought back
-            recorder.record(Ended(Status.FAILED, f"{type(fault).__name__}: {fault}"))
-        finally:
-            self._warn_of_lost_state(recorder)
-            await self._close(env)
-            self._tokens += recorder.sampled_now
-            del self._active[slot.id]
-        if recorder.settled is None:
-            return None
-        self._finished.setdefault(group.id, []).append(episode.trajectory)
-        settled = await asyncio.wrap_future(recorder.settled)
-        self._count(recorder)
-        return settled
 
-    async def _recorder(self, group: OpenGroup, slot: Slot) -> JournalRecorder:
-        if slot.running:
-            blobs = self._journal.blobs
-            events = await self._journal.transact(lambda c: read_events(c, slot.id, blobs))
-            return JournalRecorder(self._journal, self._ledger, slot, fold(slot.trajectory(), events))
-        recorder = JournalRecorder(self._journal, self._ledger, slot)
-        recorder.record(Begun(slot.seed, group.spec, slot.attempt, self._journal.life))
-        return recorder
-
-    def _warn_of_lost_state(self, recorder: JournalRecorder) -> None:
-        problem = recorder.state_problem
-        if problem is not None and problem not in self._without_state:
-            self._without_state.add(problem)
-            _log.warning("episodes start again after a crash: %s", problem)
-
-    async def _close(self, env: Env | None) -> None:
-        if env is None:
-            return
-        try:
-            async with asyncio.timeout(_LAST_CLOSE_SECONDS if self._stopping else _CLOSE_SECONDS):
-                await env.aclose()
-        except (Exception, asyncio.CancelledError) as error:  # the episode is over; its result does not hang on this
-            _log.warning("%s.close: %s: %s", type(env).__name__, type(error).__name__, error)
-
-    def _count(self, recorder: JournalRecorder) -> None:
-        """Counts one ended episode; past the limit on failures the run stops with the cause of most."""
-        trajectory = recorder.episode.trajectory
-        failed = trajectory.status is Status.FAILED
-        self._recent.append(trajectory.stop_reason if failed else None)
-        if not failed:
-            return
-        self._failures[str(trajectory.stop_reason)] += 1
-        causes = [cause for cause in self._recent if cause is not None]
-        if len(causes) > self._config.max_failed * _WINDOW and self._fatal is None:
-            kind = getattr(errors, causes[0].partition(":")[0], EnvError)
-            kind = kind if isinstance(kind, type) and issubclass(kind, GspoAgentError) else EnvError
-            self._fatal = (kind if kind is not errors.ReplayError else EnvError)(
-                f"{len(causes)} of the last {len(self._recent)} episodes failed, more than rollout.max_failed = "
-                f"{self._config.max_failed:g} allows; the first cause: {causes[0]}"
-            )
-            self._changed.set()
+async def _wait(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """At most so long for tasks that may fail or be cut."""
+    if tasks:
+        await asyncio.wait(list(tasks), timeout=seconds)

@@ -6,7 +6,8 @@ import asyncio
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from gspo_agent.engine.base import Completion, Engine, Sampling
 from gspo_agent.env import Env
 from gspo_agent.errors import EngineError, EnvError, JournalError, StateLost, Unscored
 from gspo_agent.messages import Message, user
-from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, StopReason
+from gspo_agent.rollout.clock import Clock
+from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, Spent, StopReason
 from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
 from gspo_agent.rollout.state import SAME, Same, State
 from gspo_agent.trajectory import Status, Trajectory
@@ -41,6 +43,7 @@ async def run_episode(
     recorder: Recorder | None = None,
     journal_tokens: int = 256,
     renew: Callable[[], Env] | None = None,
+    clock: Clock | None = None,
 ) -> Trajectory:
     """Plays until the episode is over, or `recorder.cut` is set, and returns the same trajectory.
 
@@ -52,13 +55,15 @@ async def run_episode(
         recorder: Has the episode that `trajectory` belongs to. None: one that records nothing, for a fresh trajectory.
         journal_tokens: The most sampled tokens of one request.
         renew: Makes a fresh instance, to replace one that a tool's deadline left unusable.
+        clock: Times the waiting for tokens. None: one that never stands still.
     """
     recorder = recorder or Recorder(trajectory)
     if recorder.episode.trajectory is not trajectory:
         raise ValueError("the recorder has another trajectory")
     env.episode_id = trajectory.id
     env.call_log = recorder.call_log(env)
-    player = _Player(env, chat, engine, dict(task), limits, temperature, recorder, journal_tokens, renew)
+    clock = clock or Clock()
+    player = _Player(env, chat, engine, dict(task), limits, temperature, recorder, journal_tokens, renew, clock)
     try:
         await player.play()
     except JournalError:
@@ -83,37 +88,39 @@ class _Player:
     recorder: Recorder
     journal_tokens: int
     renew: Callable[[], Env] | None
+    clock: Clock
 
     async def play(self) -> None:
         """One reset, request or step after the other; what comes next follows from the episode alone."""
         recorder, episode = self.recorder, self.recorder.episode
         trajectory = episode.trajectory
-        limit: StopReason | None = None
-        while limit is None and trajectory.status is Status.PARTIAL:
+        while trajectory.status is Status.PARTIAL and trajectory.stop_reason is None:
             if recorder.cut:
                 return
             if episode.turn < 0:
                 await self.reset()
             elif episode.action is None:
-                limit = await self.sample()
+                await self.sample()
             else:
-                limit = await self.step()
-        if limit is None and trajectory.stop_reason == StopReason.UNCLOSED_TURN:
-            limit = StopReason.UNCLOSED_TURN
-        if limit is None:
-            recorder.record(Ended(trajectory.status, str(trajectory.stop_reason)))
+                await self.step()
+        limit = str(trajectory.stop_reason)
+        if trajectory.status is not Status.PARTIAL and limit != StopReason.UNCLOSED_TURN:
+            recorder.record(Ended(trajectory.status, limit))
             return
+        recorder.enter("judges")
         score, info = await self.env.afinish(limit)
         components, metrics = _shown(info)
         recorder.record(Ended(Status.TRUNCATED, limit, _finite(score), components, metrics))
 
     async def reset(self) -> None:
-        episode, env, started = self.recorder.episode, self.env, time.monotonic()
+        episode, env = self.recorder.episode, self.env
         seed = episode.trajectory.seed
         wall = None if self.limits.wall is None else max(self.limits.wall, _LEAST_RESET_SECONDS)
+        self.recorder.enter("reset")
         try:
-            async with asyncio.timeout(wall) as deadline:
-                messages, info = await env.areset(seed=seed, options={"task": self.task})
+            with self._timed(time.monotonic) as seconds:
+                async with asyncio.timeout(wall) as deadline:
+                    messages, info = await env.areset(seed=seed, options={"task": self.task})
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -127,48 +134,47 @@ class _Player:
         tail = self.chat.open(messages, tools)
         state = self.recorder.snapshot(env)
         self.recorder.record(
-            Observed(
-                0, messages, tail, metrics=_shown(info)[1], tools=tools, state=state, seconds=time.monotonic() - started
-            )
+            Observed(0, messages, tail, metrics=_shown(info)[1], tools=tools, state=state, seconds=seconds())
         )
 
-    async def sample(self) -> StopReason | None:
-        """One bounded request; the limit that ends the episode, if one does."""
-        recorder, episode, limits = self.recorder, self.recorder.episode, self.limits
+    async def sample(self) -> None:
+        """One bounded request, or the limit that leaves no room for one."""
+        recorder, episode = self.recorder, self.recorder.episode
         left, limit = self._tokens_left()
-        if episode.turn >= limits.turns:
-            return StopReason.TURNS
+        if episode.turn >= self.limits.turns:
+            return self._end_at(StopReason.TURNS)
         if left <= 0:
-            return limit
+            return self._end_at(limit)
         if self._wall_left() <= 0:
-            return StopReason.WALL
+            return self._end_at(StopReason.WALL)
+        recorder.enter("journal")
+        await recorder.room()
         stops = self.chat.stop_token_ids
         sampling = Sampling(
             min(left, self.journal_tokens), self.temperature, tuple(stops), seed=episode.trajectory.seed
         )
-        started = time.monotonic()
-        request_id, completion = await self._generate(sampling)
-        seconds = time.monotonic() - started
+        recorder.enter("tokens")
+        with self._timed(self.clock.now) as seconds:
+            request_id, completion = await self._generate(sampling)
         segments = [segment.of_turn(episode.turn) for segment in completion.segments]
         sampled = sum(map(len, segments))
         if not sampled:
             if completion.finish_reason != "abort":
                 raise EngineError(f"{self.engine.name} sampled nothing and said {completion.finish_reason!r}")
-            episode.seconds += seconds
-            await asyncio.sleep(_EMPTY_REPLY_PAUSE)
-            return None
+            recorder.record(Spent(seconds()))
+            await asyncio.sleep(0 if recorder.cut else _EMPTY_REPLY_PAUSE)
+            return
         # A stop token that came with an abort or a full request ends the turn all the same.
         done = completion.finish_reason == "stop" or int(segments[-1].token_ids[-1]) in stops
         finish = "stop" if done else limit.value if sampled >= left else None
-        event = Sampled(episode.turn, len(episode.token_ids), segments, request_id, finish, seconds)
+        event = Sampled(episode.turn, len(episode.token_ids), segments, request_id, finish, seconds())
         if not done:
             recorder.record(event)
-            return limit if finish else None
+            return
         turn_ids = episode.token_ids[episode.turn_start :]
         for segment in segments:
             turn_ids += segment.token_ids.tolist()
         recorder.record(event, Acted(self.chat.parse(turn_ids, episode.tools)))
-        return None
 
     async def _generate(self, sampling: Sampling) -> tuple[str, Completion]:
         """Asks the engine; past the episode's wall time the request is aborted and what it has is taken."""
@@ -177,7 +183,7 @@ class _Player:
         if self.limits.wall is not None:
             loop = asyncio.get_running_loop()
             abort = self.engine.abort
-            alarm = loop.call_later(self._wall_left(), lambda: loop.create_task(_quietly(abort(request_id))))
+            alarm = self.clock.alarm(self._wall_left(), lambda: loop.create_task(_quietly(abort(request_id))))
         try:
             return request_id, await self.engine.generate(recorder.episode.token_ids, sampling, request_id=request_id)
         finally:
@@ -185,31 +191,35 @@ class _Player:
             if alarm is not None:
                 alarm.cancel()
 
-    async def step(self) -> StopReason | None:
+    async def step(self) -> None:
+        """The environment's answer to the turn, or the limit that stands against asking it."""
         recorder, episode, env = self.recorder, self.recorder.episode, self.env
-        action, started = episode.action, time.monotonic()
+        action = episode.action
         assert action is not None
         calls = sum("error" not in call for call in action.get("tool_calls", ()))
         if self.limits.tool_calls is not None and calls and episode.tool_calls > self.limits.tool_calls:
-            return StopReason.TOOL_CALLS
+            return self._end_at(StopReason.TOOL_CALLS)
         if self._wall_left() <= 0:
-            return StopReason.WALL
+            return self._end_at(StopReason.WALL)
         wall = None if self.limits.wall is None else self._wall_left()
+        recorder.enter("tools")
         try:
-            async with asyncio.timeout(wall) as deadline:
-                messages, reward, terminated, truncated, info = await self._answer(env)
+            with self._timed(time.monotonic) as seconds:
+                async with asyncio.timeout(wall) as deadline:
+                    messages, reward, terminated, truncated, info = await self._answer(env)
         except TimeoutError:
             if not deadline.expired():
                 raise
+            self._end_at(StopReason.WALL, seconds())
             if self.renew is not None or env.tainted:
                 await self._renew()
-            return StopReason.WALL
+            return
         over = terminated or truncated
         if not messages and not over:
             raise EnvError(f"{type(env).__name__}.step returned no message and did not end the episode")
         tail: Sequence[int] | None = ()
         if not over and self._cannot_fit(messages):
-            return StopReason.CONTEXT_TOKENS
+            return self._end_at(StopReason.CONTEXT_TOKENS)
         if not over:
             tail = self.chat.extend(episode.token_ids, episode.turn_start, messages, episode.tools)
         components, metrics = _shown(info)
@@ -217,12 +227,25 @@ class _Player:
         recorder.record(
             Observed(
                 episode.turn + 1, messages, tail, _finite(reward), bool(terminated), bool(truncated),
-                components, metrics, state=state, seconds=time.monotonic() - started,
+                components, metrics, state=state, seconds=seconds(),
             )
         )  # fmt: skip
         if env.tainted and not over:
             await self._renew(state)
-        return None
+
+    def _end_at(self, limit: StopReason, seconds: float = 0.0) -> None:
+        """The limit is recorded before the score is asked for: a cut in between ends the episode at the same one."""
+        self.recorder.record(Spent(seconds, limit.value))
+
+    @contextmanager
+    def _timed(self, now: Callable[[], float]) -> Iterator[Callable[[], float]]:
+        """Gives the seconds since it was entered; those of what is cut in it count as well."""
+        started = now()
+        try:
+            yield lambda: now() - started
+        except asyncio.CancelledError:
+            self.recorder.record(Spent(now() - started))
+            raise
 
     async def _answer(self, env: Env) -> tuple[Any, ...]:
         """The environment's step. Where it does not log its calls itself, the step is one call: begun once at most."""

@@ -223,6 +223,8 @@ class Sampled:
             episode.token_ids.extend(segment.token_ids.tolist())
             episode.sampled += len(segment)
         episode.seconds += self.seconds
+        if self.finish is not None and self.finish != "stop":
+            episode.trajectory.stop_reason = self.finish
 
     def encode(self) -> tuple[Row, Mapping[str, bytes]]:
         parts = self.segments
@@ -250,6 +252,28 @@ class Sampled:
             segments.append(Segment(token_ids[place], author, logprobs[place], version, turn, extra))
             start += length
         return cls(turn, offset, segments, request_id, finish, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Own time that no other event accounts for, as of a tool that was cut; and the limit that ends the episode, before
+    it is scored."""
+
+    kind: ClassVar[str] = "spent"
+    seconds: float
+    limit: str | None = None
+
+    def apply(self, episode: Episode) -> None:
+        episode.seconds += self.seconds
+        if self.limit is not None:
+            episode.trajectory.stop_reason = self.limit
+
+    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+        return Row(self.kind, orjson.dumps([self.seconds, self.limit])), {}
+
+    @classmethod
+    def decode(cls, row: Row, load: LoadBlob) -> Spent:
+        return cls(*orjson.loads(row.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +377,9 @@ class Ended:
         return cls(Status(data.pop("status")), **data)
 
 
-_KINDS: dict[str, Any] = {event.kind: event for event in (Begun, Observed, Sampled, Acted, CallBegun, CallEnded, Ended)}
+_KINDS: dict[str, Any] = {
+    event.kind: event for event in (Begun, Observed, Sampled, Spent, Acted, CallBegun, CallEnded, Ended)
+}
 
 
 def decode(row: Row, load: LoadBlob) -> Event:

@@ -27,6 +27,8 @@ from gspo_agent.rollout.events import Event, Row, decode
 T = TypeVar("T")
 _LINGER = 0.02  # seconds in which write-behind rows gather into one transaction
 _SHORT_LINGER = 0.001  # the same where somebody waits
+QUEUED_BYTES = 64 << 20
+"""What may wait for the disk before `Journal.room` asks for patience."""
 _INSERT = "INSERT INTO events (slot, at, kind, data, token_ids, logprobs, state, blob) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -40,6 +42,8 @@ class _Job(NamedTuple):
     afterwards: Callable[[sqlite3.Connection], Any] | None = None
     """Runs when the transaction, and every other of its batch, is on disk."""
     waiter: Future[Any] | asyncio.Future[Any] | None = None
+    size: int = 0
+    """Bytes that its rows and blobs take up while it is queued."""
 
 
 class Journal:
@@ -52,7 +56,10 @@ class Journal:
     failure is what every later call raises, so nothing goes on as if it were durable.
     """
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, held: lock.RunLock, life: int, run_id: str) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, held: lock.RunLock, life: int, run_id: str,
+        queued_bytes: int = QUEUED_BYTES,
+    ) -> None:  # fmt: skip
         self.path, self.life, self.run_id = path, life, run_id
         self.blobs = BlobStore(path.parent / "blobs")
         self._connection, self._lock = connection, held
@@ -60,6 +67,10 @@ class Journal:
         # Not a queue.Queue: waking the writer for every row would cost more than writing the row.
         self._jobs: deque[_Job] = deque()
         self._some, self._hurry = threading.Event(), threading.Event()
+        # Each is written by one thread alone.
+        self._bytes_put = self._bytes_written = 0
+        self._queued_bytes = queued_bytes
+        self._without_room: deque[asyncio.Future[None]] = deque()
         self._failure: JournalError | None = None
         self._closed = self._last_batch = False
         self._last_beat = time.monotonic()
@@ -67,11 +78,14 @@ class Journal:
         self._writer.start()
 
     @classmethod
-    def open(cls, path: Path, *, durability: Literal["process", "power"] = "process") -> Self:
+    def open(
+        cls, path: Path, *, durability: Literal["process", "power"] = "process", queued_bytes: int = QUEUED_BYTES
+    ) -> Self:
         """Takes the run's lock and begins a life; makes the file where there is none.
 
         Args:
             durability: "process": a `kill -9` loses nothing that was committed. "power": neither does a power cut.
+            queued_bytes: What may wait for the disk before `room` does.
 
         Raises RunLocked where another process has the run, JournalError where the file is damaged or foreign.
         """
@@ -88,7 +102,7 @@ class Journal:
         except BaseException:
             held.release()
             raise
-        return cls(path, connection, held, life, run_id)
+        return cls(path, connection, held, life, run_id, queued_bytes)
 
     def append(self, slot: int, *events: Event) -> None:
         """Writes events behind, all of them in one transaction. Raises JournalError once any write has failed."""
@@ -100,6 +114,22 @@ class Journal:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._put(job._replace(waiter=waiter))
         await waiter
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait for the disk."""
+        return self._bytes_put - self._bytes_written
+
+    async def room(self) -> None:
+        """Returns when little enough waits for the disk; whoever makes events waits for it, so that a slow disk slows
+        down the episodes and not the growth of memory. Raises JournalError once any write has failed."""
+        while self.queued > self._queued_bytes and self._failure is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._without_room.append(waiter)
+            if self.queued > self._queued_bytes:  # else the writer may have looked before the waiter stood there
+                await waiter
+        if self._failure is not None:
+            raise self._failure
 
     def submit(
         self,
@@ -159,6 +189,7 @@ class Journal:
             raise self._failure
         if self._closed:
             raise JournalError(f"{self.path} is closed")
+        self._bytes_put += job.size
         self._jobs.append(job)
         if job.waiter is not None:
             self._hurry.set()
@@ -194,6 +225,10 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             outcomes = [(job, None, self._failure) for job in batch]
+        self._bytes_written += sum(job.size for job in batch)
+        if self._without_room and (self.queued <= self._queued_bytes or self._failure is not None):
+            waiting = [self._without_room.popleft() for _ in range(len(self._without_room))]
+            outcomes += [(_Job(waiter=waiter), None, None) for waiter in waiting]
         _settle(outcomes)
 
     def _transaction(self, batch: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
@@ -245,14 +280,26 @@ def _encode(slot: int, events: Sequence[Event]) -> _Job:
     at = time.time()
     if len(events) == 1:
         row, blobs = events[0].encode()
-        return _Job([(slot, at, *row)], blobs)
-    rows: list[tuple[Any, ...]] = []
+        return _Job([(slot, at, *row)], blobs, size=_size([row], blobs))
+    encoded: list[Row] = []
     every: dict[str, bytes] = {}
     for event in events:
         row, blobs = event.encode()
-        rows.append((slot, at, *row))
+        encoded.append(row)
         every.update(blobs)
-    return _Job(rows, every)
+    return _Job([(slot, at, *row) for row in encoded], every, size=_size(encoded, every))
+
+
+def _size(rows: Sequence[Row], blobs: Mapping[str, bytes]) -> int:
+    """Bytes, about; what a row costs beside its contents is no more than a few hundred."""
+    total = sum(map(len, blobs.values())) if blobs else 0
+    for row in rows:
+        total += 256 + len(row.data)
+        if row.token_ids is not None:
+            total += len(row.token_ids) * 2  # and as many bytes of logprobs, mostly
+        if row.state is not None:
+            total += len(row.state)
+    return total
 
 
 def _isolated(connection: sqlite3.Connection, job: _Job) -> tuple[Any, BaseException | None]:

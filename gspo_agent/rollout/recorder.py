@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Literal
 
 from gspo_agent.env import CallLog, CallMeta, Env
 from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event
@@ -17,6 +19,7 @@ from gspo_agent.trajectory import Trajectory
 
 _PROCESS = uuid.uuid4().hex[:12]
 _requests = itertools.count(1)
+Stage = Literal["", "reset", "journal", "tokens", "tools", "judges"]
 MAX_STATE_BYTES = 64 * 1024 * 1024
 INTERRUPTED = (
     "Interrupted: the process died while this was running. Nothing of it is left here; whether it had an effect "
@@ -33,6 +36,10 @@ class Recorder:
         """Set from outside: the episode stops at its next event and can be continued from there."""
         self.request_id = ""
         """Of the request that is being waited for; "" between requests."""
+        self.stage: Stage = ""
+        """What the episode waits for."""
+        self.since = time.monotonic()
+        """When it began to wait for that."""
         self._run = _PROCESS
 
     def record(self, *events: Event) -> None:
@@ -43,6 +50,12 @@ class Recorder:
     async def durable(self, *events: Event) -> None:
         """As `record`; returns when nothing can undo it."""
         self.record(*events)
+
+    def enter(self, stage: Stage) -> None:
+        self.stage, self.since = stage, time.monotonic()
+
+    async def room(self) -> None:
+        """Returns when there is room for the events of one more request."""
 
     def snapshot(self, env: Env) -> State | Same | None:
         """The environment's state, if this recorder keeps it."""
@@ -96,6 +109,9 @@ class JournalRecorder(Recorder):
         super().record(*events)
         await self._journal.durable(self._slot.id, *events)
 
+    async def room(self) -> None:
+        await self._journal.room()
+
     def snapshot(self, env: Env) -> State | Same | None:
         """The state after the last change; SAME where there was none, None where the level gives none."""
         if env.state_level not in ("state", "handle"):
@@ -133,6 +149,9 @@ class JournalCallLog(CallLog):
         known = self._recorder.episode.calls.get(call_id)
         if known is not None and known.ended:
             return known.result
+        if self._recorder.cut:  # what runs may end, nothing begins; whoever has cut the episode cancels it
+            self._recorder.enter("")
+            await asyncio.get_running_loop().create_future()
         if known is not None and not meta.idempotent:
             result: Any = {"role": "tool", "content": INTERRUPTED, "outcome": "interrupted"}
         else:

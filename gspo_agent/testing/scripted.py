@@ -88,6 +88,9 @@ class ScriptedEngine:
         if request_id in self._live:
             self._aborted.add(request_id)
 
+    async def clear(self, prefix: str) -> None:
+        self._aborted |= {request_id for request_id in self._live if request_id.startswith(prefix)}
+
     async def pause(self) -> None:
         self._running.clear()
 
