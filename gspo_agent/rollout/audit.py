@@ -1,6 +1,7 @@
 """What a run can prove about itself: nothing lost, nothing trained twice, no token sampled again.
 
-Counted from the journal and the ledger alone, so it may be run on a copy, on another host, years later.
+Counted from the journal and the ledger alone, so it may be run on a copy, on another host, years later. What has left
+the journal was checked when it left (`evidence`); its counts and breaches are part of every later audit.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
-from gspo_agent.rollout import schema
-from gspo_agent.trajectory import weight_version
+from gspo_agent.rollout import schema, tallies
+from gspo_agent.rollout.evidence import EVENTS, Evidence
+from gspo_agent.rollout.leases import retired_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,45 @@ class Audit:
     """Taken from the task sources."""
     groups: Mapping[str, int]
     """State -> number; every task is in exactly one."""
-    episodes: int
+    retired: int
+    """Groups whose episodes have left the journal; they count in `groups` and in everything else."""
+    slots: Mapping[str, int]
+    """State -> attempts."""
     continued: int
-    """Episodes that sampled tokens in more than one life."""
+    """Attempts that sampled tokens in more than one life."""
     sampled_tokens: int
+    cut_requests: int
+    """Requests that may have been running when a process was killed; each may have lost what it had sampled since it
+    began, at most `rollout.journal_tokens`."""
+    rollbacks: tuple[tuple[int, int], ...]
+    """(newest step, step rolled back to), in order."""
     breaches: tuple[str, ...]
 
+    @property
+    def episodes(self) -> int:
+        return sum(self.slots.values())
+
     def __str__(self) -> str:
-        states = ", ".join(f"{number} {name}" for name, number in self.groups.items())
+        def named(counts: Mapping[str, int]) -> str:
+            return ", ".join(f"{number} {name}" for name, number in counts.items())
+
         lines = [
-            f"{self.lives} lives, {self.steps} steps, {self.tasks} tasks: {states}",
-            f"{self.episodes} episodes, {self.continued} of them went on in a later life, "
+            f"{self.lives} lives, {self.steps} steps, {self.tasks} tasks: {named(self.groups)}",
+            f"{self.episodes} episodes: {named(self.slots)}; {self.continued} of them went on in a later life, "
             f"{self.sampled_tokens} sampled tokens",
         ]
+        if self.retired:
+            lines.append(f"the episodes of {self.retired} groups have left the journal, and were checked when they did")
+        if self.cut_requests:
+            lines.append(
+                f"{self.cut_requests} requests may have been cut by a kill: each lost at most rollout.journal_tokens"
+            )
+        lines += [f"rolled back from step {newest} to step {step}" for newest, step in self.rollbacks]
         lines += [f"BREACH: {breach}" for breach in self.breaches]
         return "\n".join(
             lines
             if self.breaches
-            else [*lines, "no task lost or trained twice, no token sampled or version used again"]
+            else [*lines, "no task lost or trained twice, no token sampled, version used or call begun again"]
         )
 
 
@@ -59,38 +80,83 @@ def audit(path: str | Path) -> Audit:
 
 
 def _audit(connection: sqlite3.Connection) -> Audit:
-    tokens, continued, token_breaches = _tokens(connection)
-    groups = dict(connection.execute("SELECT state, count(*) FROM groups GROUP BY state").fetchall())
+    evidence = _evidence(connection)
+    rolled = connection.execute("SELECT newest, step FROM rollbacks ORDER BY at").fetchall()
+    breaches = [f"{text} ({n} times)" if n > 1 else text for text, n in evidence.breaches.items()]
     return Audit(
         lives=_count(connection, "SELECT count(*) FROM lives"),
         steps=_count(connection, "SELECT count(*) FROM steps"),
         tasks=_count(connection, "SELECT coalesce(sum(cursor), 0) FROM cursors"),
-        groups=groups,
-        episodes=_count(connection, "SELECT count(*) FROM slots"),
-        continued=continued,
-        sampled_tokens=tokens,
-        breaches=(*_tasks(connection), *_training(connection), *token_breaches),
+        groups=tallies.group_states(connection),
+        retired=sum(tallies.read(connection, "group").values()),
+        slots=tallies.slot_states(connection),
+        continued=evidence.counts["continued"],
+        sampled_tokens=evidence.counts["sampled_tokens"],
+        cut_requests=evidence.counts["cut_requests"],
+        rollbacks=tuple(rolled),
+        breaches=(*_tasks(connection), *_members(connection), *_training(connection), *breaches),
     )
 
 
+def _evidence(connection: sqlite3.Connection) -> Evidence:
+    """Of every attempt, those that are gone included."""
+    evidence = Evidence(connection)
+    for row in connection.execute(f"{EVENTS} ORDER BY id"):
+        evidence.take(*row)
+    for slot, state, versions in connection.execute("SELECT id, state, versions FROM slots"):
+        evidence.close(slot, state, versions)
+    for slot in evidence.strays():
+        evidence.breaches[f"slot {slot} has events, and there is no such slot"] += 1
+    evidence.add_kept(connection)
+    return evidence
+
+
 def _tasks(connection: sqlite3.Connection) -> list[str]:
-    """Every task that a source gave has exactly one group, and every finished group was settled by its slots."""
+    """Every task that a source gave has exactly one group, here or gone."""
     breaches = []
     for source, cursor in connection.execute("SELECT source, cursor FROM cursors").fetchall():
         taken = [c for (c,) in connection.execute("SELECT cursor FROM groups WHERE source = ?", (source,))]
+        for first, last in connection.execute("SELECT first, last FROM retired WHERE source = ?", (source,)):
+            taken += range(first, last + 1)
         lost = set(range(cursor)) - set(taken)
         if lost:
             breaches.append(f"source {source}: tasks {sorted(lost)[:10]} were taken and have no group")
         if len(taken) != len(set(taken)):
             breaches.append(f"source {source}: a task has two groups")
-    orphans = _count(
-        connection,
-        "SELECT count(*) FROM groups WHERE state = 'open' AND NOT EXISTS "
-        "(SELECT 1 FROM slots WHERE group_id = groups.id AND state IN ('waiting', 'running'))",
-    )
-    if orphans:
-        breaches.append(f"{orphans} open groups have no unfinished slot: they would wait for ever")
     return breaches
+
+
+def _members(connection: sqlite3.Connection) -> list[str]:
+    """A group is open while a slot of it is unfinished, and afterwards has one scored attempt of enough members."""
+    slots = "SELECT 1 FROM slots WHERE group_id = groups.id AND slots.state IN"
+    here = f"(settled IS NULL OR settled > {retired_step(connection)})"
+    checks = (
+        (
+            "{} open groups have no unfinished slot: they would wait for ever",
+            f"SELECT count(*) FROM groups WHERE state = 'open' AND NOT EXISTS ({slots} ('waiting', 'running'))",
+        ),
+        (
+            "{} groups are over, and have unfinished slots",
+            f"SELECT count(*) FROM groups WHERE state != 'open' AND EXISTS ({slots} ('waiting', 'running'))",
+        ),
+        (
+            "{} groups were handed out with fewer scored members than min_group",
+            f"SELECT count(*) FROM groups WHERE state NOT IN ('open', 'given_up') AND {here} AND min_group > "
+            "(SELECT count(*) FROM slots WHERE group_id = groups.id AND slots.state = 'done')",
+        ),
+        (
+            "{} members have two scored attempts",
+            "SELECT count(*) FROM (SELECT 1 FROM slots WHERE state = 'done' "
+            "GROUP BY group_id, number HAVING count(*) > 1)",
+        ),
+        (
+            "{} members have more failed and expired attempts than max_attempts",
+            "SELECT count(*) FROM (SELECT 1 FROM slots JOIN groups ON groups.id = group_id "
+            "WHERE slots.state IN ('failed', 'expired') GROUP BY group_id, number HAVING count(*) > max_attempts)",
+        ),
+    )
+    found = ((text, _count(connection, query)) for text, query in checks)
+    return [text.format(number) for text, number in found if number]
 
 
 def _training(connection: sqlite3.Connection) -> list[str]:
@@ -115,40 +181,6 @@ def _training(connection: sqlite3.Connection) -> list[str]:
         if found:
             breaches.append(f"{found} groups are {what}")
     return breaches
-
-
-def _tokens(connection: sqlite3.Connection) -> tuple[int, int, list[str]]:
-    """(sampled tokens, episodes that sampled in several lives, breaches) over every attempt."""
-    breaches: list[str] = []
-    total = continued = 0
-    lives = {life for (life,) in connection.execute("SELECT life FROM lives")}
-    newest = 0
-    ends: dict[int, int] = {}
-    versions: dict[int, set[int]] = {}
-    rows = connection.execute(
-        "SELECT slot, kind, data, length(token_ids) / 4 FROM events WHERE kind IN ('observed', 'sampled') ORDER BY id"
-    )
-    for slot, kind, data, length in rows:
-        position = ends.get(slot, 0)
-        if kind == "sampled":
-            _, offset, spans, *_ = orjson.loads(data)
-            total += length
-            # A process writes its own life's versions only, so in the order of the log they never go back.
-            earliest = min((version // weight_version(1, 0) for _, version, _ in spans), default=newest)
-            if earliest < newest:
-                breaches.append(f"slot {slot}: a version of life {earliest} was used again in life {newest}")
-            newest = max([newest, *(version // weight_version(1, 0) for _, version, _ in spans)])
-            if offset != position:
-                breaches.append(f"slot {slot}: tokens sampled at {offset}, but {position} were there")
-            versions.setdefault(slot, set()).update(version for _, version, _ in spans)
-            position = offset
-        ends[slot] = position + (length or 0)
-    for slot, seen in versions.items():
-        of = {version // weight_version(1, 0) for version in seen}
-        continued += len(of) > 1
-        if not of <= lives:
-            breaches.append(f"slot {slot} holds weights of lives {sorted(of - lives)}, which never were")
-    return total, continued, breaches
 
 
 def _count(connection: sqlite3.Connection, query: str) -> int:

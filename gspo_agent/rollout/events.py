@@ -304,13 +304,15 @@ class CallBegun:
     call_id: str
     name: str
     arguments: Mapping[str, Any]
+    idempotent: bool = False
+    """It may be begun again."""
 
     def apply(self, episode: Episode) -> None:
         episode.calls[self.call_id] = CallRecord()
 
     def encode(self) -> tuple[Row, Mapping[str, bytes]]:
-        data = orjson.dumps([self.call_id, self.name, self.arguments], default=repr, option=orjson.OPT_NON_STR_KEYS)
-        return Row(self.kind, data), {}
+        fields = [self.call_id, self.name, self.arguments, self.idempotent]
+        return Row(self.kind, orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS)), {}
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> CallBegun:

@@ -169,5 +169,8 @@ def roll_back(connection: sqlite3.Connection, life: int, step: int) -> None:
 
 def retired_step(connection: sqlite3.Connection) -> int:
     """The last step of which episodes have begun to leave the journal."""
-    (step,) = connection.execute("SELECT coalesce(max(value + 0), 0) FROM run WHERE key = 'retired'").fetchone()
+    # The mark is an event of no slot, so that the ids of the log are never used again.
+    (step,) = connection.execute(
+        "SELECT coalesce(max(CAST(CAST(data AS TEXT) AS INTEGER)), 0) FROM events WHERE slot = 0"
+    ).fetchone()
     return int(step)

@@ -155,7 +155,7 @@ class JournalCallLog(CallLog):
         if known is not None and not meta.idempotent:
             result: Any = {"role": "tool", "content": INTERRUPTED, "outcome": "interrupted"}
         else:
-            begun = CallBegun(call_id, meta.name, meta.arguments)
+            begun = CallBegun(call_id, meta.name, meta.arguments, meta.idempotent)
             if meta.idempotent:
                 self._recorder.record(begun)  # lost or not, it runs again: nothing to wait for
             else:

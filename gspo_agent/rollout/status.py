@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from gspo_agent.rollout import schema
+from gspo_agent.rollout import schema, tallies
 from gspo_agent.rollout.owner import Owner
 
 T = TypeVar("T")
@@ -176,14 +176,10 @@ def run_status(connection: sqlite3.Connection, path: Path, *, in_flight: bool = 
         state=owner.state(path),
         last=last_step(connection),
         step=step,
-        groups=_pairs(connection, "SELECT state, count(*) FROM groups GROUP BY state"),
-        slots=_pairs(connection, "SELECT state, count(*) FROM slots GROUP BY state"),
+        groups=tallies.group_states(connection),
+        slots=tallies.slot_states(connection),
         retries=_pairs(connection, "SELECT attempt, count(*) FROM slots WHERE attempt > 0 GROUP BY attempt"),
-        failures=_pairs(
-            connection,
-            "SELECT stop_reason, count(*) FROM slots WHERE state = 'failed' GROUP BY stop_reason "
-            "ORDER BY 2 DESC LIMIT 20",
-        ),
+        failures=dict(list(tallies.failures(connection).items())[:20]),
         given_up=tuple(_given_up(connection)),
         staleness=_staleness(connection, step),
         in_flight=tuple(_in_flight(connection, time.time())) if in_flight else (),
