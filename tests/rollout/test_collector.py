@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import shutil
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from gspo_agent.config import Limits, RolloutConfig
+from gspo_agent.engine.base import Completion, Weights
 from gspo_agent.env import ToolEnv, tool
 from gspo_agent.errors import EnvError, JournalError
+from gspo_agent.learner.batch import make_batch
+from gspo_agent.monitor.metrics import staleness
 from gspo_agent.rollout import collector as module
 from gspo_agent.rollout.ledger import read_status
 from gspo_agent.testing import ScriptedEngine
-from tests.rollout.scene import CHAT, Run, Shop, nearly_fill, play_to_the_end, shopper, until, view
+from gspo_agent.trajectory import Status, weight_version
+from tests.rollout.scene import CHAT, Run, Shop, nearly_fill, play_to_the_end, sampled_again, shopper, until, view
 
 
 def config(**changes: Any) -> RolloutConfig:
@@ -73,6 +82,131 @@ async def test_finished_surplus_groups_are_the_next_lease_and_generate_nothing(f
         assert sorted(g.id for lease in (first, second) for g in lease.groups) == [1, 2, 3, 4]
         assert len(run.engine.requests) == asked
         await run.collector.stop()
+
+
+def groups_asked(engine: ScriptedEngine) -> set[int]:
+    """The groups that this engine sampled tokens for."""
+    return {int(request_id.split(".")[2]) for request_id, _, tokens in engine.requests if tokens}
+
+
+async def test_every_task_that_was_served_is_trained_once_over_any_number_of_lives(fast_path: Path) -> None:
+    """Each life trains a step and is stopped while half of its groups are far behind: finished ones that no step took,
+    partial ones and the place in the data come back, and what is finished is not sampled again."""
+    path = fast_path / "journal.sqlite"
+    trained: list[int] = []
+
+    async def live(step: int, slow: set[str], enough: int = 0) -> int:
+        """Trains one step, or as many as it takes to have trained the first `enough` groups."""
+        engine = Slowly(shopper)
+        engine.slow = slow
+        with Run(path, Shop, config(), engine=engine) as run:
+            finished = {group.id for group in run.ledger.ready()} | set(trained)
+            await run.collector.start(step - 1)
+            while True:
+                lease = await run.collector.lease(2, step=step)
+                await run.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+                trained.extend(group.id for group in lease.groups)
+                step += 1
+                if set(range(1, enough + 1)) <= set(trained):
+                    break
+            await run.collector.stop()
+            assert not groups_asked(engine) & finished
+            return run.ledger.cursors()[0]
+
+    for step in range(1, 6):
+        # Of the four in flight at most two are held back, and not always the oldest.
+        behind = [group for group in range(1, 40) if group not in trained and group % 3 == step % 3]
+        served = await live(step, {str(group) for group in behind[:2]})
+    assert len(trained) == 10 < served
+    await live(6, set(), enough=served)
+    assert len(trained) == len(set(trained))
+    assert not sampled_again(path)
+    with Run(path) as run:
+        query = "SELECT cursor FROM groups ORDER BY id"
+        tasks = [cursor for (cursor,) in run.journal.submit(lambda c: c.execute(query).fetchall()).result(5)]
+        assert tasks == list(range(run.ledger.cursors()[0]))
+
+
+async def test_recoveries_let_neither_the_groups_in_flight_nor_the_age_of_tokens_grow(fast_path: Path) -> None:
+    """A life begins with empty memory: it still asks for no more groups than are wanted in all, and age is counted in
+    steps of the run, whatever the life's own counters say."""
+    path = fast_path / "journal.sqlite"
+    step, ages = 0, []
+    for life in range(6):
+        engine = ScriptedEngine(shopper)
+        with Run(path, Shop, config(), engine=engine) as run:
+            engine.weight_version = weight_version(run.journal.life, step)
+            await run.collector.start(step)
+            for _ in range(3 if life % 2 else 0):  # every second life dies before it trains anything
+                lease = await run.collector.lease(2, step=step + 1)
+                step += 1
+                engine.weight_version = weight_version(run.journal.life, step)
+                await run.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+                ages.append(staleness([t for g in lease.groups for t in g.trajectories], step)["staleness/max"])
+            await until(lambda run=run: run.collector.progress().ready_groups == 4)
+            assert run.ledger.cursors()[0] == 2 * step + 4
+            await run.collector.stop()
+    assert len(ages) == 9
+    assert max(ages) <= 2
+
+
+@pytest.mark.parametrize("torn", [0, 1, 3000, 20_000])
+async def test_finished_members_of_an_unfinished_group_survive_a_torn_log_and_two_restarts(
+    fast_path: Path, torn: int
+) -> None:
+    """Killed while one member of three is under way; the last `torn` bytes of the write-ahead log never reached the
+    disk. Nothing that is there is sampled again, and no id of any kind is given twice."""
+    three = config(group_size=3, groups_per_step=1, over_provision=1.0, journal_tokens=7)
+
+    class Repeatable(Shop):
+        @tool(idempotent=True)
+        async def add(self, number: int) -> str:
+            """Adds a number to the running total."""
+            return str(await Shop.add.function(self, number))
+
+    with Run(fast_path / "whole.sqlite", Repeatable, three) as run:
+        whole = await play_to_the_end(run)
+
+    class OneBehind(ScriptedEngine):
+        async def generate(self, token_ids: Sequence[int], sampling: Any, *, request_id: str) -> Any:
+            if request_id.split(".")[3] == "1" and len(token_ids) > 300:
+                self._live.add(request_id)
+                self.held.add(request_id)
+                while request_id not in self._aborted:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                return Completion((), "abort")
+            return await super().generate(token_ids, sampling, request_id=request_id)
+
+    alive = fast_path / "alive" / "journal.sqlite"
+    engine = OneBehind(shopper)
+    requests: list[str] = []
+    with Run(alive, Repeatable, three, engine=engine) as run:
+        await run.collector.start(0)
+        await until(lambda: run.ledger.status().slots == {"done": 2, "running": 1} and engine.held)
+        await run.journal.transact(lambda connection: None)
+        shutil.copytree(alive.parent, fast_path / "killed")
+        requests += [request_id for request_id, *_ in engine.requests]
+        await run.collector.stop()
+    path = fast_path / "killed" / "journal.sqlite"
+    log = path.with_name("journal.sqlite-wal")
+    os.truncate(log, log.stat().st_size - torn)
+
+    engine = OneBehind(shopper)
+    with Run(path, Repeatable, three, engine=engine) as run:
+        done = run.ledger.status().slots.get("done", 0)
+        assert done == 2 or torn
+        await run.collector.start(0)
+        await until(lambda: engine.held)
+        await run.collector.stop()
+        requests += [request_id for request_id, *_ in engine.requests]
+    with Run(path, Repeatable, three) as run:
+        resumed = await play_to_the_end(run)
+        requests += [request_id for request_id, *_ in run.engine.requests]
+    assert [view(t) for t in resumed] == [view(t) for t in whole]
+    assert not sampled_again(path)
+    assert len(set(requests)) == len(requests)
+    again = [request_id for request_id, *_ in engine.requests if request_id.split(".")[3] != "1"]
+    assert not again or torn
 
 
 async def test_a_lease_that_was_not_committed_is_leased_again_identically(fast_path: Path) -> None:
@@ -221,6 +355,229 @@ async def test_a_failed_episode_is_filled_again_and_counted(fast_path: Path, mon
         assert all("till does not answer" in cause for cause in run.collector.progress().failures)
         status = run.ledger.status()
         assert sum(status.failures.values()) == status.slots["failed"] >= 2
+
+
+async def test_random_faults_of_environments_cost_no_group_no_step_and_no_reward(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One episode in twelve meets a fault that is not the policy's. Every group comes whole, and of the members that
+    failed nothing is trained on, least of all a reward of 0."""
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF", 0.0)
+
+    class Unlucky(Shop):
+        def _luck(self, share: float) -> None:
+            if random.Random(self.episode_id).random() < share:
+                raise ConnectionError("the network is gone")
+
+        async def setup(self, task: dict[str, Any]) -> None:
+            self._luck(0.03)
+            super().setup(task)
+
+        @tool
+        async def add(self, number: int) -> str:
+            """Adds."""
+            self._luck(0.06)
+            self.total += number
+            return str(self.total)
+
+        def score(self, task: dict[str, Any], answer: str) -> Any:
+            self._luck(0.08)
+            return {"scored": 1.0, **super().score(task, answer)}
+
+    with Run(fast_path / "journal.sqlite", Unlucky, config(group_size=8, groups_per_step=4)) as run:
+        await run.collector.start(0)
+        members = []
+        for step in (1, 2, 3):
+            lease = await run.collector.lease(4, step=step)
+            assert [len(group.trajectories) for group in lease.groups] == [8] * 4
+            members += [t for group in lease.groups for t in group.trajectories]
+            await run.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+        await run.collector.stop()
+        status = run.ledger.status()
+    assert {t.status for t in members} == {Status.TERMINATED}
+    assert all(t.rewards[-1].components["scored"] == 1.0 for t in members)
+    assert any(t.attempt for t in members)
+    assert sum(status.failures.values()) == status.slots["failed"] >= 5
+    assert "given_up" not in status.groups
+
+
+@pytest.mark.parametrize(("min_group", "sizes"), [(5, [5, 8]), (6, [8, 8])])
+async def test_a_group_without_some_members_is_normalised_by_itself_or_given_up(
+    fast_path: Path, min_group: int, sizes: list[int]
+) -> None:
+    """Three of eight members of the first group fail for good, beside groups that are whole."""
+
+    class Hopeless(Shop):
+        def setup(self, task: dict[str, Any]) -> None:
+            group, member, _ = map(int, self.episode_id.split("."))
+            if group == 1 and member in (0, 3, 7):
+                raise ConnectionError("no such shop")
+            super().setup(task)
+
+        def score(self, task: dict[str, Any], answer: str) -> float:
+            group, member, _ = map(int, self.episode_id.split("."))
+            return 100.0 * group + member % 4
+
+    settings = config(group_size=8, max_attempts=1, min_group=min_group, over_provision=1.0)
+    with Run(fast_path / "journal.sqlite", Hopeless, settings) as run:
+        await run.collector.start(0)
+        lease = await run.collector.lease(2, step=1)
+        await run.collector.stop()
+        assert run.ledger.status().groups.get("given_up", 0) == (min_group == 6)
+    groups = sorted(lease.groups, key=lambda group: group.id)
+    assert [len(group.trajectories) for group in groups] == sizes
+    batch = make_batch(groups, step=1, max_weight_lag=None, advantage_std=True)
+    ends = np.cumsum([0, *sizes])
+    for group, a, b in zip(groups, ends[:-1], ends[1:], strict=True):
+        rewards = np.array([100.0 * group.id + t.index % 4 for t in group.trajectories])
+        np.testing.assert_allclose(batch.advantages[a:b], (rewards - rewards.mean()) / rewards.std())
+
+
+async def test_an_update_waits_for_no_tool_and_a_paused_engine_gives_no_token(fast_path: Path) -> None:
+    """Every episode is in a tool that takes as long as it likes. The weights change meanwhile; a tool that ends during
+    the pause brings no token; what is sampled after it is of the new weights."""
+    go, ended = asyncio.Event(), []
+
+    class Patient(Shop):
+        @tool
+        async def add(self, number: int) -> str:
+            """Adds."""
+            await go.wait()
+            ended.append(self.episode_id)
+            self.total += number
+            return str(self.total)
+
+    engine = ScriptedEngine(shopper)
+    with Run(fast_path / "journal.sqlite", Patient, config(), engine=engine) as run:
+        await run.collector.start(0)
+        await until(lambda: run.collector.progress().in_tools == 8)
+        before = len(engine.requests)
+        async with asyncio.timeout(10):
+            await engine.pause()
+            await engine.update_weights(Weights(1_000_001, None, lambda: ()))
+        assert not ended
+        go.set()
+        await until(lambda: run.collector.progress().generating == 8)
+        assert len(ended) == 8
+        assert len(engine.requests) == before
+        await engine.resume()
+        lease = await run.collector.lease(2, step=2)
+        await run.collector.stop()
+    for trajectory in (t for group in lease.groups for t in group.trajectories):
+        versions = {s.turn: s.weight_version for s in trajectory.segments if s.sampled}
+        assert versions == {0: 0, 1: 1_000_001, 2: 1_000_001}
+
+
+async def test_an_episode_that_outlives_several_updates_is_trained_on_within_the_age_limit(fast_path: Path) -> None:
+    """The trainer is four versions ahead before group 1 ends. Each token has the version that sampled it; when the
+    group is consumed, exactly the tokens over the limit are left out, and the ages are in the step's metrics."""
+    allowed = asyncio.Semaphore(0)
+
+    class OneByOne(ScriptedEngine):
+        async def generate(self, token_ids: Sequence[int], sampling: Any, *, request_id: str) -> Any:
+            if request_id.split(".")[2] == "1":
+                await allowed.acquire()
+            return await super().generate(token_ids, sampling, request_id=request_id)
+
+    engine = OneByOne(shopper)
+    limited = config(groups_per_step=1, journal_tokens=12, max_weight_lag=2)
+    with Run(fast_path / "journal.sqlite", Shop, limited, engine=engine) as run:
+        await run.collector.start(0)
+        step, lease = 0, None
+        while lease is None or lease.groups[0].id != 1:
+            lease = await run.collector.lease(1, step=step + 1)
+            step += 1
+            await run.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+            engine.weight_version = weight_version(1, step)
+            for _ in range(2 if step < 5 else 100):
+                allowed.release()
+            if step < 5:
+                asked = 2 * step
+                await until(lambda n=asked: sum(r.split(".")[2] == "1" for r, *_ in engine.requests) == n)
+        await run.collector.stop()
+    assert step > 5
+    assert lease.max_weight_lag == 2
+    batch = make_batch(lease.groups, step=step, max_weight_lag=lease.max_weight_lag, advantage_std=True)
+    lags = np.concatenate([step - t.rows()[0].weight_versions % 1_000_000 for t in lease.groups[0].trajectories])
+    sampled = np.concatenate([t.rows()[0].sampled for t in lease.groups[0].trajectories])
+    assert len(set(lags[sampled].tolist())) >= 4
+    assert 0 < lease.masked_tokens == int((lags[sampled] > 2).sum()) == batch.metrics["stale_tokens"]
+    assert batch.metrics["trained_tokens"] == int((lags[sampled] <= 2).sum()) > 0
+    assert staleness(lease.groups[0].trajectories, step)["staleness/max"] == lags[sampled].max() - 1
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_judge_that_takes_forever_holds_neither_step_nor_update_nor_stop_and_costs_no_token(
+    fast_path: Path, asynchronous: bool
+) -> None:
+    forever, released, judged = asyncio.Event(), threading.Event(), []
+
+    class Thoughtful(Shop):
+        def _slow(self) -> bool:
+            judged.append(self.episode_id)
+            return self.episode_id.startswith("1.") and len(set(judged)) > 0 and not released.is_set()
+
+        async def score_later(self, task: dict[str, Any], answer: str) -> Any:
+            if self._slow():
+                await forever.wait()
+            return Shop.score(self, task, answer)
+
+        def score_now(self, task: dict[str, Any], answer: str) -> Any:
+            if self._slow():
+                released.wait()
+            return Shop.score(self, task, answer)
+
+    kind = type("Judged", (Thoughtful,), {"score": Thoughtful.score_later if asynchronous else Thoughtful.score_now})
+    path = fast_path / "journal.sqlite"
+    with Run(path, kind, config(), engine=ScriptedEngine(shopper)) as run:
+        await run.collector.start(0)
+        await until(lambda: {"1.0.0", "1.1.0"} <= set(judged))
+        async with asyncio.timeout(10):
+            lease = await run.collector.lease(2, step=1)
+            assert 1 not in {group.id for group in lease.groups}
+            await run.ledger.commit_step(1, lease, ("step-1", "h"), {})
+            await run.engine.pause()
+            await run.engine.update_weights(Weights(1_000_001, None, lambda: ()))
+            await run.engine.resume()
+            await run.collector.stop()
+    released.set()
+    engine = ScriptedEngine(shopper)
+    with Run(path, kind, config(), engine=engine) as run:
+        await run.collector.start(1)
+        ids: set[int] = set()
+        while 1 not in ids:
+            step = run.ledger.last_step().step + 1  # type: ignore[union-attr]
+            lease = await run.collector.lease(2, step=step)
+            await run.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+            ids |= {group.id for group in lease.groups}
+        await run.collector.stop()
+        assert 1 not in groups_asked(engine)
+        assert not run.ledger.status().failures
+
+
+async def test_an_episode_that_never_returns_holds_no_step_and_is_named(fast_path: Path) -> None:
+    class Endless(Shop):
+        @tool
+        async def add(self, number: int) -> str:
+            """Adds."""
+            if self.episode_id == "1.1.0":
+                await asyncio.sleep(3600)
+            self.total += number
+            return str(self.total)
+
+    path = fast_path / "journal.sqlite"
+    with Run(path, Endless, config()) as run:
+        await run.collector.start(0)
+        async with asyncio.timeout(10):
+            for step in (1, 2, 3, 4):
+                lease = await run.collector.lease(2, step=step)
+                assert 1 not in {group.id for group in lease.groups}
+                await run.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+        status = read_status(path)
+        longest = max(status.in_flight, key=lambda episode: episode.since)
+        assert (longest.id, longest.waiting_for) == ("1.1.0", "tool add")
+        assert "1.1.0, tool add" in str(status)
+        await run.collector.stop()
 
 
 async def test_a_run_whose_episodes_all_fail_stops_with_the_first_cause(

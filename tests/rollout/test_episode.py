@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.env import Env, ToolEnv, tool
-from gspo_agent.errors import EnvError
+from gspo_agent.errors import EngineError, EnvError, Unscored
 from gspo_agent.messages import Message, call, user
+from gspo_agent.rollout import episode as module
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.recorder import Recorder
 from gspo_agent.testing import ByteChat, ScriptedEngine
@@ -150,6 +154,211 @@ async def test_the_engine_is_never_asked_for_more_than_the_context_holds() -> No
     assert engine.asked <= 500
 
 
+class Strict(ScriptedEngine):
+    """Keeps what each episode asked for, and refuses, as servers do, what its context cannot hold."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.asked: list[tuple[str, int, int]] = []
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
+        episode = request_id.rpartition("-")[0].split(".", 2)[2]
+        self.asked.append((episode, len(token_ids), sampling.max_new_tokens))
+        if len(token_ids) + sampling.max_new_tokens > self.context_tokens:
+            raise EngineError(f"{len(token_ids)} + {sampling.max_new_tokens} tokens do not fit")
+        return await super().generate(token_ids, sampling, request_id=request_id)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"turns": 3},
+        {"turn_tokens": 40},
+        {"turn_tokens": 76, "turns": 3},
+        {"episode_tokens": 200},
+        {"context_tokens": 560},
+        {"tool_calls": 2},
+    ],
+)
+async def test_no_budget_begins_again_after_a_cut(fast_path: Path, changes: dict[str, int]) -> None:
+    """Cut in life after life, a few tokens further each time: no request asks for more than its turn, its episode and
+    the context have left, and the whole is what an uncut episode has: tokens, turns, tool history and stop reason."""
+    limits = Limits(**{"turn_tokens": 1000, "context_tokens": 4096, **changes})
+    wide = ONE.model_copy(update={"journal_tokens": 1000})
+    with Run(fast_path / "whole.sqlite", Shop, wide, limits, engine=ScriptedEngine(talker)) as run:
+        whole = await play_to_the_end(run)
+    asked: list[tuple[str, int, int]] = []
+    position, lives, over = 0, 0, False
+    while not over:
+        position, lives = position + 37, lives + 1
+        engine = Strict(talker, context_tokens=limits.context_tokens)
+        engine.hold_at = position
+        with Run(fast_path / "cut.sqlite", Shop, wide, limits, engine=engine) as run:
+            await run.collector.start(0)
+            await until(lambda run=run: _at_rest(run))
+            over = bool(run.collector.progress().ready_groups)
+            await run.collector.stop()
+        asked += engine.asked
+    with Run(fast_path / "cut.sqlite", Shop, wide, limits, engine=Strict(talker)) as run:
+        resumed = await play_to_the_end(run)
+        assert not run.engine.requests
+    assert lives > 4
+    assert [view(t) for t in resumed] == [view(t) for t in whole]
+    assert {t.stop_reason for t in whole} <= {*changes, "turn_tokens"}
+    sampled = {t.id: t.rows()[0].sampled for t in resumed}
+    for episode, start, num_tokens in asked:
+        before = sampled[episode][:start]
+        turn = start - int((~before).nonzero()[0][-1]) - 1
+        assert num_tokens <= limits.turn_tokens - turn
+        assert num_tokens <= (limits.episode_tokens or 10**9) - before.sum()
+        assert start + num_tokens <= limits.context_tokens
+
+
+async def test_a_request_that_comes_back_empty_loses_no_earlier_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine may take back a request that waits and answer with nothing, at any point and several times."""
+    monkeypatch.setattr(module, "_EMPTY_REPLY_PAUSE", 0.0)
+
+    class Retracts(ScriptedEngine):
+        taken_back: ClassVar[Counter[int]] = Counter()
+
+        async def _generate(self, token_ids: list[int], sampling: Sampling, request_id: str) -> Completion:
+            self.taken_back[len(token_ids)] += 1
+            if self.taken_back[len(token_ids)] < 3:
+                return Completion((), "abort")
+            return await super()._generate(token_ids, sampling, request_id)
+
+    def start() -> Trajectory:
+        return Trajectory(1, 0, 0, seed=5)
+
+    whole, cut = start(), start()
+    engine = Retracts(shopper)
+    for trajectory, by in ((whole, ScriptedEngine(shopper)), (cut, engine)):
+        await run_episode(
+            trajectory, env=Shop(), chat=CHAT, engine=by, task={"a": 1, "b": 2}, limits=Limits(), journal_tokens=9
+        )
+    assert view(cut, versions=True) == view(whole, versions=True)
+    assert len(engine.taken_back) > 5
+    assert set(engine.taken_back.values()) == {3}
+
+
+async def test_a_token_keeps_the_version_that_sampled_it_when_an_update_lands_on_the_way() -> None:
+    """One update between the client's sending and the first token, one between the last token and the reply."""
+
+    class Updated(ScriptedEngine):
+        truth: ClassVar[list[int]] = []
+
+        async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
+            await self.update_weights(new_weights(self.weight_version + 1))
+            completion = await super().generate(token_ids, sampling, request_id=request_id)
+            self.truth += [self.weight_version] * sum(map(len, completion.segments))
+            await self.update_weights(new_weights(self.weight_version + 1))
+            return completion
+
+    engine = Updated(shopper)
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 1, "b": 2}, limits=Limits(), journal_tokens=10
+    )
+    (row,) = trajectory.rows()
+    assert row.weight_versions[row.sampled].tolist() == engine.truth
+    assert len(set(engine.truth)) == len(engine.requests) > 3
+
+
+UNUSABLE = {
+    "an unknown tool": [call("nope", number=1)],
+    "no arguments that fit": [call("add", nmuber=1)],
+    "no name": b'{"arguments": {"number": 1}}',
+    "no JSON": b"add(1)",
+    "text after the call": b'{"name": "add", "arguments": {"number": 1}} please',
+    "a call that is not closed": None,
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+async def test_calls_that_cannot_be_run_any_number_in_a_row_neither_end_nor_fail_nor_loop(kind: str) -> None:
+    bad = UNUSABLE[kind]
+
+    def stubborn(prompt: Sequence[int], seed: int) -> list[int]:
+        if bad is None:
+            return [ByteChat.CALL, *b'{"name": "add"', ByteChat.END]
+        return [ByteChat.CALL, *bad, ByteChat.CALL_END, ByteChat.END] if isinstance(bad, bytes) else CHAT.turn("", *bad)
+
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Shop(), chat=CHAT, engine=ScriptedEngine(stubborn), task={"a": 1, "b": 2},
+        limits=Limits(turns=7, tool_calls=100),
+    )  # fmt: skip
+    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, "turns")
+    told = [m for m in trajectory.messages if m["role"] == "tool"]
+    assert len(told) == 7
+    assert {m["outcome"] for m in told} == {"error"}
+    assert all(m["content"].startswith("Error: ") for m in told)
+    assert set(trajectory.rewards[-1].components) == {"right", "said"}
+
+
+@pytest.mark.parametrize("changes", [{"turn_tokens": 25}, {"context_tokens": 254}, {"episode_tokens": 25}])
+async def test_a_call_that_a_limit_cut_in_two_is_that_limit_and_no_mistake_of_the_model(
+    changes: dict[str, int],
+) -> None:
+    Shop.log.clear()
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Shop(), chat=CHAT, engine=ScriptedEngine(lambda p, s: CHAT.turn("", call("add", number=1))),
+        task={"a": 1, "b": 0}, limits=Limits(**changes),
+    )  # fmt: skip
+    assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, next(iter(changes)))
+    assert trajectory.segments[-1].sampled
+    assert [m["role"] for m in trajectory.messages] == ["user"]
+    assert not Shop.log
+
+
+def killed_judge() -> float:
+    subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], check=True)
+    return 0.0
+
+
+def raising(error: Exception) -> Callable[[], float]:
+    def judge() -> float:
+        raise error
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        killed_judge,
+        raising(TimeoutError("no verdict after 60 s")),
+        raising(ConnectionResetError("peer")),
+        raising(Unscored("the judge is gone")),
+        lambda: None,
+        lambda: "nan",
+        lambda: float("nan"),
+        lambda: float("-inf"),
+        lambda: {"right": 1.0, "style": float("nan")},
+    ],
+)
+@pytest.mark.parametrize("limit", [{}, {"turns": 1}])
+async def test_a_judge_without_a_verdict_fails_the_episode_and_is_never_reward_0(
+    judge: Callable[[], Any], limit: dict[str, int]
+) -> None:
+    """Whether the episode ended by itself or by a limit."""
+
+    class Judged(Shop):
+        def score(self, task: dict[str, Any], answer: str) -> Any:
+            return judge()
+
+    answer = talker if limit else (lambda prompt, seed: CHAT.turn("done"))
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Judged(), chat=CHAT, engine=ScriptedEngine(answer), task={"a": 0, "b": 0},
+        limits=Limits(**limit),
+    )  # fmt: skip
+    assert trajectory.status is Status.FAILED
+    assert "score" in str(trajectory.stop_reason)
+    assert not trajectory.rewards
+
+
 async def test_a_turn_without_a_bridge_is_truncated_and_scored() -> None:
     def unclosed(prompt: Sequence[int], seed: int) -> list[int]:
         return [*b"a", ByteChat.CALL, *b'{"name": "add", "arguments": {"number": 1}}', ByteChat.CALL_END, 0]
@@ -279,6 +488,21 @@ async def test_what_cannot_fit_by_its_length_is_never_tokenised() -> None:
     assert begun.status is Status.FAILED
     assert "longer than context_tokens = 1000 can hold; shorten the task" in str(begun.stop_reason)
     assert chat.longest == 1
+
+
+async def test_an_episode_that_ended_has_ended_however_long_its_last_answer_is() -> None:
+    class Last(Flood):
+        @tool(final=True)
+        def submit(self) -> str:
+            """Submit."""
+            return "c" * 100_000
+
+    trajectory = Trajectory(0, 0, 0, seed=1)
+    await run_episode(
+        trajectory, env=Last(), chat=CHAT, engine=ScriptedEngine(lambda p, s: CHAT.turn("", call("submit"))), task={},
+        limits=Limits(context_tokens=1000),
+    )  # fmt: skip
+    assert (trajectory.status, trajectory.stop_reason, trajectory.reward) == (Status.TERMINATED, "terminated", 0.5)
 
 
 async def test_the_wall_limit_ends_a_tool_and_a_request_that_hang() -> None:
