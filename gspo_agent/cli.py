@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,7 @@ import typer
 from rich.console import Console
 
 from gspo_agent.errors import ConfigError, GspoAgentError
+from gspo_agent.interruption import Interruption
 
 if TYPE_CHECKING:
     from gspo_agent.config import Config
@@ -30,9 +30,6 @@ app = typer.Typer(
     "Begin with `gspo-agent train examples/math.toml`: a small model learns to use a Python tool, on two CPU cores, "
     "in a few minutes. Press Ctrl-C at any time; the same line goes on where it was.",
 )
-CUT = 130
-"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
-
 ConfigPath = Annotated[Path, typer.Argument(help="A TOML file, such as examples/math.toml.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
@@ -230,41 +227,28 @@ def _loaded(path: Path, overrides: list[str] | None) -> tuple[Config, Any]:
 def _train(config: Config, allow_changes: bool) -> None:
     from gspo_agent.trainer import train_async
 
-    _run(train_async(config, allow_changes=allow_changes), stopped="stopped; the same line goes on from here")
+    interruption = Interruption(config.run.grace, "stopped; the same line goes on from here")
+    _run(train_async(config, allow_changes=allow_changes, interruption=interruption), interruption)
 
 
-def _run(work: Coroutine[Any, Any, Any], stopped: str = "stopped; nothing was kept, the same line begins again") -> Any:
-    """Runs `work`; the first SIGINT or SIGTERM cancels it and says `stopped`, a second one ends the process."""
+def _run(work: Coroutine[Any, Any, Any], interruption: Interruption | None = None) -> Any:
+    """Runs `work`; the first SIGINT or SIGTERM cancels it, a second one ends the process."""
+    interruption = interruption or Interruption(goodbye="stopped; nothing was kept, the same line begins again")
 
     async def guarded() -> Any:
         task = asyncio.current_task()
         assert task is not None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, _stopper(task, loop))
-        return await work
+        interruption.watch(task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            # Threads may still be inside the learner: leave without waiting for them.
+            sys.stdout.flush()
+            interruption.leave()
+        finally:
+            interruption.release()
 
-    try:
-        return asyncio.run(guarded())
-    except asyncio.CancelledError:
-        print(stopped, file=sys.stderr)
-    # Daemon threads may still be inside the learner: leave without waiting for them.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(CUT)
-
-
-def _stopper(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    cut = False
-
-    def stop() -> None:
-        nonlocal cut
-        if cut:
-            os._exit(CUT)
-        cut = True
-        task.cancel()
-
-    return stop
+    return asyncio.run(guarded())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,27 @@ from gspo_agent.assembly import env_factories, find_model, local_engine, open_so
 from gspo_agent.background import off_loop
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
+from gspo_agent.engine.base import Weights
 from gspo_agent.engine.local import LocalEngine
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
-from gspo_agent.errors import ConfigError
+from gspo_agent.errors import ConfigError, JournalError
 from gspo_agent.evaluate import evaluate_held_out
+from gspo_agent.interruption import Interruption
 from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import make_batch
 from gspo_agent.learner.learner import Learner
+from gspo_agent.learner.process import LearnerProcess
 from gspo_agent.monitor.metrics import staleness, summarise
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.collector import Collector, Source
 from gspo_agent.rollout.journal import Journal
-from gspo_agent.rollout.ledger import Ledger
+from gspo_agent.rollout.ledger import Lease, Ledger
 from gspo_agent.run import Run
 from gspo_agent.trajectory import weight_version
+
+AnyLearner = Learner | LearnerProcess
+_CLOSE_SECONDS = 0.15  # each of engine, learner and environments, in the two seconds that a cut may take
 
 
 def train(config: Config, env: type | Callable[..., Any] | None = None, *, allow_changes: bool = False) -> Run:
@@ -50,8 +57,10 @@ async def train_async(
     *,
     allow_changes: bool = False,
     screen: Screen | None = None,
+    interruption: Interruption | None = None,
 ) -> Run:
-    """`train` as a coroutine. Cancelling it stops the run with everything durable."""
+    """`train` as a coroutine. Cancelling it stops the run with everything durable; tools that run then get the time
+    that `interruption` has for them."""
     screen = screen or Screen(config)
     factories = env_factories(config, env)
     # A task file that cannot be read is named before minutes are spent on a model.
@@ -60,7 +69,8 @@ async def train_async(
     run = Run.prepare(config, allow_changes=allow_changes)
     with screen, Journal.open(run.journal, durability=config.run.durability) as journal:
         run.record_config(config)
-        await Session(config, run, journal, screen, factories, sources, held_out, allow_changes).run_to_end()
+        how = interruption or Interruption()
+        await Session(config, run, journal, screen, factories, sources, held_out, how, allow_changes).run_to_end()
     return run
 
 
@@ -75,6 +85,7 @@ class Session:
     factories: Sequence[EnvFactory]
     sources: Sequence[Source]
     held_out: Sequence[Source]
+    interruption: Interruption
     allow_changes: bool = False
 
     async def run_to_end(self) -> None:
@@ -83,43 +94,36 @@ class Session:
         model_path = await off_loop(find_model, config, self.factories, run, screen)
         chat = await off_loop(load_chat, model_path)
         await self._refuse_another_tokenizer(model_path)
-        learner = await off_loop(self._learner, model_path)
-        last = ledger.last_step()
-        step = last.step if last else 0
-        if step > config.run.steps:
-            screen.note(f"step {step} is done already, and run.steps is {config.run.steps}: nothing more to train")
-        if last is not None and last.checkpoint is not None:
-            screen.phase(f"restoring step {step}")
-            await off_loop(checkpoint.restore, learner, run.checkpoints / last.checkpoint, last.digest)
-        engine = local_engine(config, learner.model)
-        collector = Collector(
-            journal=self.journal,
-            ledger=ledger,
-            sources=self.sources,
-            chat=chat,
-            engine=engine,
-            config=config.rollout,
-            seed=config.run.seed,
-        )
-        screen.watch(collector.progress, engine.stats)
-        gc.freeze()  # what is loaded by now stays; no collection needs to walk it again
-        try:
-            await publish(learner.weights(weight_version(self.journal.life, step)), engine)
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_callback(_close, self._close_environments)
+            learner = await off_loop(self._learner, model_path)
+            leaving.push_async_callback(_close, off_loop, learner.close)
+            step = await self._restore(learner, ledger)
+            engine = await off_loop(local_engine, config, model_path)
+            leaving.push_async_callback(_close, engine.close)
+            collector = Collector(
+                journal=self.journal,
+                ledger=ledger,
+                sources=self.sources,
+                chat=chat,
+                engine=engine,
+                config=config.rollout,
+                seed=config.run.seed,
+            )
+            leaving.push_async_callback(self._stop, collector)
+            screen.watch(collector.progress, engine.stats)
+            gc.freeze()  # what is loaded by now stays; no collection needs to walk it again
+            await publish(await self._weights(learner, step), engine)
             await self._evaluate(step, chat, engine)
             await collector.start(step)
             step = await self._loop(step, ledger, learner, engine, collector, chat)
             await collector.stop()
             await self._evaluate(step, chat, engine)
             await off_loop(run.draw)
-        finally:
-            screen.phase("stopping: writing down what is unfinished")
-            await collector.stop()
-            await engine.close()
-            await asyncio.gather(*(factory.aclose() for factory in self.factories))
         screen.finished(run.steps(), run.evaluations(), run.curve)
 
     async def _loop(
-        self, step: int, ledger: Ledger, learner: Learner, engine: LocalEngine, collector: Collector, chat: Chat
+        self, step: int, ledger: Ledger, learner: AnyLearner, engine: LocalEngine, collector: Collector, chat: Chat
     ) -> int:
         """Consumes leases until the last step; each turn waits for enough groups, then for the learner."""
         config, run, screen = self.config, self.run, self.screen
@@ -129,24 +133,19 @@ class Session:
             screen.phase("learning")
             if config.rollout.mode != "async":
                 await collector.pause()
-            batch = make_batch(
-                lease.groups,
-                step=step + 1,
-                max_weight_lag=lease.max_weight_lag,
-                advantage_std=config.learner.advantage_std,
-            )
-            metrics = await off_loop(learner.step, batch)
+            metrics = await off_loop(self._learn, learner, lease)
             step += 1
             saved = None
             if step % config.run.checkpoint_every == 0 or step == config.run.steps:
-                saved = await off_loop(checkpoint.save, learner, run.checkpoints, step)
+                screen.phase("saving")
+                saved = await off_loop(learner.save, run.checkpoints, step)
             # Groups of equal rewards teach nothing, but they are what the policy did.
             episodes = [t for group in (*lease.groups, *lease.filtered) for t in group.trajectories]
             metrics |= summarise(episodes, config.evaluation.pass_threshold) | staleness(episodes, step)
             metrics["groups/filtered"] = float(len(lease.filtered))
             covered = None if saved is None else (saved.name, saved.digest)
             await ledger.commit_step(step, lease, checkpoint=covered, metrics=metrics)
-            await publish(learner.weights(weight_version(self.journal.life, step)), engine)
+            await publish(await self._weights(learner, step), engine)
             await collector.resume()
             screen.step(step, metrics)
             if saved is not None:
@@ -156,6 +155,58 @@ class Session:
             if screen.time_to_draw():
                 await off_loop(run.draw)
         return step
+
+    def _learn(self, learner: AnyLearner, lease: Lease) -> dict[str, float]:
+        batch = make_batch(
+            lease.groups,
+            step=lease.step,
+            max_weight_lag=lease.max_weight_lag,
+            advantage_std=self.config.learner.advantage_std,
+        )
+        return learner.step(batch)
+
+    async def _weights(self, learner: AnyLearner, step: int) -> Weights:
+        return await off_loop(learner.weights, weight_version(self.journal.life, step))
+
+    async def _restore(self, learner: AnyLearner, ledger: Ledger) -> int:
+        """The step of the newest checkpoint that can be read, and its weights in the learner; 0 before the first.
+
+        Where the newest of all cannot be read, the steps after the one that can are forgotten: they are trained again
+        on the same groups. Raises JournalError where none can be read.
+        """
+        problems: list[JournalError] = []
+        for record in ledger.checkpoints():
+            path = self.run.checkpoints / str(record.checkpoint)
+            if problems and not path.is_dir():  # gone long ago, as it should be
+                continue
+            self.screen.phase(f"restoring step {record.step}")
+            try:
+                await off_loop(learner.restore, path, record.digest)
+            except JournalError as problem:
+                problems.append(problem)
+                self.screen.note(str(problem), "bold red")
+                continue
+            if problems:
+                await ledger.roll_back(record.step)
+                self.screen.note(
+                    f"going on from {path.name} instead: what came after step {record.step} is trained again from the "
+                    "journal, and nothing of it is generated again",
+                    "bold red",
+                )
+            if record.step > self.config.run.steps:
+                steps = self.config.run.steps
+                self.screen.note(f"step {record.step} is done already, and run.steps is {steps}: nothing more to train")
+            return record.step
+        if problems:
+            raise JournalError(f"{problems[0]}; no other checkpoint in {self.run.checkpoints} can be read either")
+        return 0
+
+    async def _stop(self, collector: Collector) -> None:
+        self.screen.phase("stopping: writing down what is unfinished")
+        await collector.stop(self.interruption.grace)
+
+    async def _close_environments(self) -> None:
+        await asyncio.gather(*(factory.aclose() for factory in self.factories))
 
     async def _refuse_another_tokenizer(self, model_path: Path) -> None:
         """What is journaled are token ids: under another tokenizer or template they would say something else."""
@@ -187,9 +238,11 @@ class Session:
             self.run.record_evaluation(step, metrics)
         self.screen.evaluation(step, metrics, evaluation.failures)
 
-    def _learner(self, model_path: Path) -> Learner:
+    def _learner(self, model_path: Path) -> AnyLearner:
         config = self.config
-        return Learner(
+        # Two that compute at once need two interpreters: in one of them sampling would wait for learning all the same.
+        kind = LearnerProcess if config.rollout.mode == "async" else Learner
+        return kind(
             config.learner,
             model_path,
             temperature=config.rollout.temperature,
@@ -197,3 +250,11 @@ class Session:
             seed=config.run.seed,
             threads=config.engine.threads,
         )
+
+
+async def _close(close: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+    """Closes what has nothing to lose. Whoever is cut waits for it no more than a moment."""
+    task = asyncio.current_task()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECONDS if task is not None and task.cancelling() else None):
+            await close(*arguments)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gspo_agent import cli
+from gspo_agent import cli, interruption
 from gspo_agent.errors import ConfigError
 from gspo_agent.run import Run
 from gspo_agent.trainer import train
@@ -135,5 +135,5 @@ def test_ctrl_c_in_the_cold_start_is_heard_and_promises_what_is_true(
         assert process.stderr is not None
         assert "cold start" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == cli.CUT
+        assert process.wait(60) == interruption.CUT
         assert process.stderr.read().splitlines() == [said]

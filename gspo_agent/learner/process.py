@@ -80,12 +80,10 @@ class LearnerProcess:
 
     def close(self) -> None:
         """Ends the process, in the middle of a step if need be."""
+        # Killed, because a thread that waits for its answer keeps the socket open; there is nothing it would lose.
+        self._process.kill()
+        self._process.wait()
         self._connection.close()
-        try:
-            self._process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _ask(self, function: Callable[..., T], *arguments: Any, **how: Any) -> T:
         with self._busy:

@@ -17,7 +17,7 @@ from gspo_agent.engine.base import Engine
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout.attempt import Attempts, Source
 from gspo_agent.rollout.clock import Clock
-from gspo_agent.rollout.failures import Failures
+from gspo_agent.rollout.failures import WINDOW, Failures
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Ready, Settled, Slot, choose
 from gspo_agent.trajectory import Trajectory
@@ -30,7 +30,7 @@ __all__ = ["Collector", "Progress", "Source"]
 
 _log = logging.getLogger(__name__)
 _FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.5, 30.0  # seconds
-_ABORT_SECONDS, _CUT_SECONDS, _CANCEL_SECONDS = 0.3, 0.6, 0.6  # within the two seconds that `stop` may take
+_ABORT_SECONDS, _CUT_SECONDS, _CANCEL_SECONDS = 0.3, 0.5, 0.5  # within the two seconds that `stop` may take
 _LOOK_SECONDS = 0.1  # between two looks at who is still inside a tool
 
 
@@ -116,6 +116,7 @@ class Collector:
         self._halt.clear()
         self._waiting.clear()
         self._open.clear()
+        self._failures = Failures(self._config.max_failed, self._ledger.recent_causes(WINDOW))
         self._ready = self._ledger.ready()
         self._cursors = self._ledger.cursors()
         unfinished = self._ledger.unfinished()
@@ -131,12 +132,13 @@ class Collector:
     async def lease(self, num_groups: int, *, step: int) -> Lease:
         """The groups of a training step: the recorded ones, or the first `num_groups` that finished.
 
-        Waits for enough of them. Groups without variance are left out, up to `max_filtered` for a step. Raises
-        JournalError, or the fault behind most failures once their share passes `max_failed`.
+        Waits for enough of them. Groups without variance are left out, up to `max_filtered` for a step; with
+        `expired = "reroll"`, members with tokens too old for it are played again first. Raises JournalError, or the
+        fault behind most failures once their share passes `max_failed`.
         """
         self._demand = max(self._demand, num_groups)
         if step not in self._ledger.pending_leases():
-            await self._wait_for(num_groups)
+            await self._wait_for(num_groups, step)
         self._check()
         lease = await self._ledger.lease(
             step,
@@ -236,17 +238,33 @@ class Collector:
             self._fatal = task.exception()
         self._changed.set()
 
-    async def _wait_for(self, num_groups: int) -> None:
+    async def _wait_for(self, num_groups: int, step: int) -> None:
         """Returns when so many groups are ready to be trained on."""
         self._leasing = True
         self._topping_up.set()
         try:
-            while choose(self._ready, num_groups, self._max_filtered) is None:
+            while True:
+                await self._expire(step)
+                if choose(self._ready, num_groups, self._max_filtered) is not None:
+                    return
                 self._check()
                 self._changed.clear()
                 await self._changed.wait()
         finally:
             self._leasing = False
+
+    async def _expire(self, step: int) -> None:
+        """Has the members of ready groups played again that are too old for this step, as far as that is wanted."""
+        lag = self._config.max_weight_lag
+        old = [group.oldest for group in self._ready if group.oldest is not None and step - group.oldest > lag]
+        if not old or self._config.expired != "reroll":
+            return
+        groups = {group.id: group for group in await self._ledger.expire(step, lag)}
+        self._ready = [group for group in self._ready if group.id not in groups]
+        for group in groups.values():
+            again = {slot.number for slot in group.slots}
+            self._finished[group.id] = [t for t in self._finished.get(group.id, []) if t.index not in again]
+        self._queue(list(groups.values()))
 
     async def _top_up(self) -> None:
         while not self._stopping:
@@ -304,7 +322,9 @@ class Collector:
         if outcome.trajectory is not None:
             self._finished.setdefault(group.id, []).append(outcome.trajectory)
             fault = self._failures.add(outcome.trajectory.stop_reason if outcome.failed else None)
-            self._fatal = self._fatal or fault
+            if fault is not None and self._fatal is None:
+                self._fatal = fault
+                await self._ledger.answer_failures()
         self._settle(group, outcome.settled)
         retry = outcome.settled.retry
         if retry is not None:

@@ -180,6 +180,19 @@ def expire(connection: sqlite3.Connection, step: int, max_weight_lag: int) -> li
     return [group for group in unfinished(connection) if group.id in opened]
 
 
+def recent_causes(connection: sqlite3.Connection, number: int) -> list[str | None]:
+    rows = connection.execute(
+        "SELECT CASE state WHEN 'failed' THEN stop_reason END FROM slots WHERE state IN ('done', 'failed', 'expired') "
+        "AND id > (SELECT coalesce(max(value + 0), 0) FROM run WHERE key = 'answered') ORDER BY ended DESC LIMIT ?",
+        (number,),
+    )
+    return [cause for (cause,) in rows][::-1]
+
+
+def answer_failures(connection: sqlite3.Connection) -> None:
+    connection.execute("INSERT OR REPLACE INTO run SELECT 'answered', coalesce(max(id), 0) FROM slots")
+
+
 def _versions(connection: sqlite3.Connection, slot: Slot) -> str:
     """As the log has it: {"STEP": sampled tokens}."""
     # One row, because every row that is fetched gives up the interpreter's lock.

@@ -19,6 +19,7 @@ from gspo_agent.rollout.leases import Lease, choose
 from gspo_agent.rollout.status import (
     RunStatus,
     StepRecord,
+    covered_steps,
     last_step,
     read_last_step,
     read_status,
@@ -78,6 +79,15 @@ class Ledger:
     def cursors(self) -> dict[int, int]:
         """Source -> how many of its tasks have been taken."""
         return self._now(lambda c: dict(c.execute("SELECT source, cursor FROM cursors").fetchall()))
+
+    def recent_causes(self, number: int) -> list[str | None]:
+        """Of the last `number` attempts that ended, oldest first: why each failed, None where it did not. Those before
+        the last `answer_failures` are left out."""
+        return self._now(lambda c: groups.recent_causes(c, number))
+
+    async def answer_failures(self) -> None:
+        """The run stops for its failures, and whoever starts it again has seen to them."""
+        await self._journal.transact(groups.answer_failures)
 
     async def expire(self, step: int, max_weight_lag: int) -> list[OpenGroup]:
         """Opens ready groups again whose members hold tokens that are too old for training step `step`, and returns
@@ -150,6 +160,10 @@ class Ledger:
     def last_step(self) -> StepRecord | None:
         """The last step that a checkpoint covers; None before the first."""
         return self._now(last_step)
+
+    def checkpoints(self) -> list[StepRecord]:
+        """Every step that has a checkpoint of its own, the newest first."""
+        return self._now(covered_steps)
 
     def status(self) -> RunStatus:
         return self._now(lambda c: run_status(c, self._journal.path))

@@ -156,15 +156,21 @@ def _read(path: Path, function: Callable[[sqlite3.Connection], T], timeout: floa
             raise schema.damaged(path, error) from error
 
 
-def last_step(connection: sqlite3.Connection) -> StepRecord | None:
-    row = connection.execute(
+def covered_steps(connection: sqlite3.Connection, most: int = -1) -> list[StepRecord]:
+    """The steps that have a checkpoint of their own, the newest first."""
+    rows = connection.execute(
         "SELECT step, life, at, checkpoint, digest, metrics FROM steps WHERE checkpoint IS NOT NULL "
-        "ORDER BY step DESC LIMIT 1"
-    ).fetchone()
-    if row is None:
-        return None
-    step, life, at, checkpoint, digest, metrics = row
-    return StepRecord(step, life, at, checkpoint, digest, orjson.loads(metrics))
+        "ORDER BY step DESC LIMIT ?",
+        (most,),
+    )
+    return [
+        StepRecord(step, life, at, checkpoint, digest, orjson.loads(metrics))
+        for step, life, at, checkpoint, digest, metrics in rows
+    ]
+
+
+def last_step(connection: sqlite3.Connection) -> StepRecord | None:
+    return next(iter(covered_steps(connection, 1)), None)
 
 
 def run_status(connection: sqlite3.Connection, path: Path, *, in_flight: bool = True) -> RunStatus:

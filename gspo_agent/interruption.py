@@ -1,0 +1,78 @@
+"""Interruption: SIGINT and SIGTERM cut one task; a second one, or too long a goodbye, ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+CUT = 130
+"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
+_LEAVE_SECONDS = 1.9  # what a cut takes at most once running tools have had their time
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Interruption:
+    """What a signal does to a run: the first cancels its task, and when the time for leaving is over the process ends,
+    whatever still hangs; the second ends it at once.
+
+    >>> interruption = Interruption(grace=30.0, goodbye="stopped; the same line goes on from here")
+    >>> interruption.watch(asyncio.current_task())
+    """
+
+    def __init__(self, grace: float = 0.0, goodbye: str = "stopped") -> None:
+        """
+        Args:
+            grace: Seconds that running tools get after a SIGTERM; after a SIGINT they get none.
+            goodbye: The line that is written last.
+        """
+        self._grace, self._goodbye = grace, goodbye
+        self._tools_until = 0.0
+        self._cut = threading.Event()
+        self._task: asyncio.Task[object] | None = None
+        self._before: dict[int, object] = {}
+
+    @property
+    def grace(self) -> float:
+        """Seconds that running tools have left; 0 where nothing was interrupted."""
+        return max(0.0, self._tools_until - time.monotonic())
+
+    def watch(self, task: asyncio.Task[object]) -> None:
+        """From now on signals cut `task`, which runs in this thread's event loop."""
+        self._task, self._loop = task, asyncio.get_running_loop()
+        # Started now: a signal may find the main thread inside any lock, that of starting threads too.
+        threading.Thread(target=self._end_in_time, name="interruption", daemon=True).start()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Not the loop's own handlers: those are heard only when no callback keeps the loop busy.
+            self._before[number] = signal.signal(number, self.cut)
+
+    def release(self) -> None:
+        """Signals do again what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before.clear()
+
+    def cut(self, number: int = signal.SIGINT, frame: FrameType | None = None) -> None:
+        """What a signal does."""
+        if self._cut.is_set():
+            self.leave()
+        self._tools_until = time.monotonic() + (self._grace if number == signal.SIGTERM else 0.0)
+        self._cut.set()
+        if self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def leave(self) -> None:
+        """Ends the process without waiting for anything."""
+        if sys.stdout.isatty():
+            os.write(1, _SHOW_CURSOR)
+        os.write(2, f"{self._goodbye}\n".encode())
+        os._exit(CUT)
+
+    def _end_in_time(self) -> None:
+        self._cut.wait()
+        time.sleep(self.grace + _LEAVE_SECONDS)
+        self.leave()
