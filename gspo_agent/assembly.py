@@ -16,6 +16,7 @@ from gspo_agent.engine.local import LocalEngine
 from gspo_agent.env import EnvFactory
 from gspo_agent.errors import ConfigError, written
 from gspo_agent.monitor.screen import Screen
+from gspo_agent.quota import Quota
 from gspo_agent.rollout.collector import Source
 from gspo_agent.run import Run
 from gspo_agent.tasks import TaskSource
@@ -82,4 +83,6 @@ def tokenizer_digest(model: Path) -> str | None:
 
 def local_engine(config: Config, model: Any) -> LocalEngine:
     """The embedded engine, with weights of its own."""
-    return LocalEngine(model, max_running=config.engine.max_running, threads=config.engine.threads)
+    limit = config.engine.quota
+    quota = None if limit is None else Quota(limit.rate, limit.period, limit.concurrency, "engine.quota")
+    return LocalEngine(model, max_running=config.engine.max_running, threads=config.engine.threads, quota=quota)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -68,6 +69,11 @@ class Engine(Protocol):
     @property
     def context_tokens(self) -> int:
         """The most tokens that prompt and completion may have together."""
+        ...
+
+    @property
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """To be entered around a request: its turn at the engine's quota."""
         ...
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:

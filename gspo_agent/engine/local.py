@@ -21,6 +21,7 @@ from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.engine.decoder import Decoder, Request
 from gspo_agent.engine.model import load_model
 from gspo_agent.errors import EngineError, boundary
+from gspo_agent.quota import Quota
 
 Action = Callable[[], Any]
 
@@ -45,11 +46,12 @@ class LocalEngine:
         weight_version: int = 0,
         device: str = "cpu",
         cache_bytes: int = 1 << 29,
+        quota: Quota | None = None,
     ) -> None:
         """`model` is copied, or read in float32 from a directory. `cache_bytes` bounds what is kept of prefixes."""
         own = _own(model, device)
         self._decoder = Decoder(own, weight_version=weight_version, max_running=max_running, cache_bytes=cache_bytes)
-        self.name = name
+        self.name, self.turn = name, quota or contextlib.nullcontext()
         self.vocab_size = int(cast(torch.nn.Embedding, own.get_input_embeddings()).num_embeddings)
         self.context_tokens: int = own.config.get_text_config().max_position_embeddings
         self._num_threads = threads

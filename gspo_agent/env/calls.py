@@ -6,28 +6,48 @@ import asyncio
 import difflib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from gspo_agent.env.contract import CallMeta
+from gspo_agent.env.contract import CallMeta, Env
 from gspo_agent.env.redaction import redact, secret_values
 from gspo_agent.env.threads import DeadlinePassed
 from gspo_agent.errors import EnvError, GspoAgentError, ToolError
 from gspo_agent.messages import Message, ToolCall, tool_result
 from gspo_agent.tools import Tool
+from gspo_agent.waiting import aside, part
 
 if TYPE_CHECKING:
     from gspo_agent.env.tool_env import ToolEnv
 
 Outcome = Literal["ok", "error", "timeout", "interrupted"]
 
-_call_id: ContextVar[str] = ContextVar("call_id", default="")
+_current: ContextVar[tuple[str, str]] = ContextVar("call", default=("", ""))
 
 
 def call_id() -> str:
-    """Inside a tool: the id of this call, the same in every life of the episode; an idempotency key."""
-    return _call_id.get()
+    """Inside a tool, or inside a step that is one call: the id of this call, for use as an idempotency key.
+
+    It is the same in every life of the episode, and no other call of any attempt or run has it.
+    """
+    return "/".join(filter(None, _current.get()))
+
+
+@contextmanager
+def calling(env: Env, id: str) -> Iterator[None]:
+    """In here the call `id` of `env` is running."""
+    before = _current.set((env.run_id, id))
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
+def step_id(env: Env, turn: int) -> str:
+    """What the ids of a step's calls begin with; inside a step that is itself a call, the id of that."""
+    return _current.get()[1] or f"{env.episode_id}/{turn}"
 
 
 class Call:
@@ -46,6 +66,7 @@ def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall) ->
     """Checks one call; what is wrong with it is told to the model."""
     function: Mapping[str, Any] = call.get("function") or {}
     name, reply_id = as_text(function.get("name") or ""), call.get("id") or id
+    secrets: tuple[str, ...] = ()
     try:
         if "error" in call:
             raise ToolError(f"the call could not be read: {call['error']}")
@@ -53,12 +74,14 @@ def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall) ->
             raise ToolError(_unknown(name, tools))
         tool, arguments = tools[name], function.get("arguments")
         arguments = {} if arguments is None else arguments
+        if tool.secrets and isinstance(arguments, dict):
+            secrets = secret_values(tool.secrets, arguments, env)
         kwargs = tool.validate(arguments)
     except ToolError as error:
-        return tool_result(as_text(f"Error: {error}"), name=name, call_id=reply_id, outcome="error")
-    secrets = secret_values(tool.secrets, arguments, env) if tool.secrets else ()
+        said = redact(as_text(f"Error: {error}"), secrets)
+        return tool_result(said, name=name, call_id=reply_id, outcome="error")
     shown = redact(arguments, secrets, tool.secrets) if tool.secrets else arguments
-    return Call(id, reply_id, tool, kwargs, CallMeta(name, shown, tool.idempotent, secrets))
+    return Call(id, reply_id, tool, kwargs, CallMeta(name, shown, tool.idempotent, secrets, env.turn_at(name)))
 
 
 async def answer(env: ToolEnv, calls: Sequence[Call | Message]) -> tuple[list[Message], bool]:
@@ -90,9 +113,14 @@ def _ended(call: Call | Message, message: Message) -> bool:
 
 
 async def _at_once(env: ToolEnv, calls: Sequence[Call]) -> list[Message]:
-    tasks = [asyncio.ensure_future(_run(env, call, beside=True)) for call in calls]
+    async def one(call: Call) -> Message:
+        with part():
+            return await _run(env, call, beside=True)
+
+    tasks = [asyncio.ensure_future(one(call)) for call in calls]
     try:
-        return await asyncio.gather(*tasks)
+        with aside(""):
+            return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -109,9 +137,9 @@ async def _run(env: ToolEnv, call: Call, beside: bool = False) -> Message:
 async def _invoke(env: ToolEnv, call: Call, beside: bool) -> Message:
     """Runs the tool. What the model can act on is its message; what broke around it is an EnvError."""
     tool, secrets = call.tool, call.meta.secrets
-    before = _call_id.set(call.id)
     try:
-        message = call.reply(as_text(await _apply(env, tool, call.kwargs, beside)), "ok")
+        with calling(env, call.id):
+            message = call.reply(as_text(await _apply(env, tool, call.kwargs, beside)), "ok")
     except DeadlinePassed:
         return call.reply(f"Error: timed out after {tool.timeout:g} s", "timeout")
     except ToolError as error:
@@ -119,11 +147,10 @@ async def _invoke(env: ToolEnv, call: Call, beside: bool) -> Message:
     except GspoAgentError:
         raise
     except (ConnectionError, TimeoutError) as error:
-        raise EnvError(f"{type(env).__name__}.{tool.name}: {type(error).__name__}: {error}") from error
+        said = redact(f"{type(env).__name__}.{tool.name}: {type(error).__name__}: {error}", secrets)
+        raise EnvError(said) from None if secrets else error  # a traceback is written down too
     except (Exception, SystemExit) as error:
         message = call.reply(as_text(f"Error: {type(error).__name__}: {error}"), "error")
-    finally:
-        _call_id.reset(before)
     if secrets:
         message["content"] = redact(message["content"], secrets)
     return message

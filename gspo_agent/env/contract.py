@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, Literal, Self
 
 import gymnasium
 
+from gspo_agent.env.scoring import verdict_within
 from gspo_agent.env.spaces import AssistantMessage, MessageList
 from gspo_agent.env.threads import Lane, run_sync
 from gspo_agent.errors import EnvError, StateLost, boundary
 from gspo_agent.messages import Message
+from gspo_agent.quota import Quota
 
 StateLevel = Literal["state", "handle", "replay", "none"]
 Observation = list[Message]
@@ -23,6 +26,7 @@ StepResult = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 _PAIRS = (("reset", "areset"), ("step", "astep"), ("close", "aclose"))
 _SAMPLED_TASKS = 256
+_FREE: AbstractAsyncContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class CallMeta:
     idempotent: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that must not be written anywhere."""
+    turn: AbstractAsyncContextManager[None] = field(default=_FREE, repr=False, compare=False)
+    """To be entered before the call begins and left after it: its turn at a quota."""
 
 
 class CallLog:
@@ -44,7 +50,8 @@ class CallLog:
 
         What `function` raises is a fault of the environment, not an answer, and is not recorded.
         """
-        return await function()
+        async with meta.turn:
+            return await function()
 
 
 class Env(gymnasium.Env[Observation, Message]):
@@ -69,8 +76,12 @@ class Env(gymnasium.Env[Observation, Message]):
     """Whether `astep` passes its tool calls through `call_log` itself; otherwise the whole step is one call."""
 
     call_log: CallLog
+    run_id: str
+    """Set by the runner, as is `episode_id`, before reset or set_state: together they name an episode everywhere."""
     episode_id: str
-    """Set by the runner before reset; call ids are f"{episode_id}/{turn}/{position}"."""
+    """Call ids are f"{episode_id}/{turn}/{position}"."""
+    score_seconds: float | None
+    """Set by the runner: how long one score may take."""
     tool_schemas: list[dict[str, Any]]
     """After reset: what the chat template gets."""
     tainted: bool
@@ -79,19 +90,22 @@ class Env(gymnasium.Env[Observation, Message]):
     """Component of the score -> weight; None: all weigh 1."""
 
     __lane: Lane
+    _quotas: Mapping[str, Quota]
     _pairs: ClassVar[tuple[tuple[str, str], ...]] = _PAIRS
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # In __new__, so that an author's __init__ need not call ours.
         self = super().__new__(cls)
         self.call_log = CallLog()
-        self.episode_id = ""
+        self.run_id = self.episode_id = ""
+        self.score_seconds = None
         self.tool_schemas = []
         self.tainted = False
         self.reward_weights = None
         self.observation_space = MessageList()
         self.action_space = AssistantMessage()
         self.__lane = Lane()
+        self._quotas = {}
         return self
 
     def __init__(self, *, rewards: Mapping[str, float] | None = None) -> None:
@@ -134,9 +148,51 @@ class Env(gymnasium.Env[Observation, Message]):
         """Takes the place of reset on a fresh instance. Raises StateLost where a handle leads nowhere."""
         raise StateLost(f"{type(self).__name__} keeps no state (state_level {self.state_level!r})")
 
+    async def averdict(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+        """`afinish`, as the runner calls it. Raises Unscored past `score_seconds`."""
+        async with verdict_within(self.score_seconds, f"{type(self).__name__}.afinish"):
+            return await self.afinish(stop_reason)
+
     async def aclose(self) -> None:
         """Lets go of everything; may be called twice."""
         self._release_thread()
+
+    async def adetach(self) -> None:
+        """Called instead of `aclose` where the episode was cut and goes on in another instance, now or later.
+
+        At the level "handle" what the state leads to has to stay, so only the thread is given back; override it to
+        close a connection, say. At the other levels this is `aclose`.
+        """
+        if self.state_level == "handle":
+            self._release_thread()
+        else:
+            await self.aclose()
+
+    @classmethod
+    def destroy_leftovers(cls, run_id: str, living: Collection[str], **options: Any) -> Any:
+        """Destroys what dead processes of this run left outside: containers, subprocesses, directories. Optional.
+
+        Called once when a run starts, before any episode begins or goes on; may be async. What an environment makes
+        outside is best named after `run_id` and `episode_id`, so that it is found here.
+
+        Args:
+            living: Ids of the episodes that will go on. At the level "handle" theirs have to stay; at the level "state"
+                `set_state` makes everything anew, and nothing is needed any more.
+            options: Those of the constructor that it has parameters for.
+        """
+
+    def turn_at(self, name: str) -> AbstractAsyncContextManager[None]:
+        """The quota of a tool, of "score", or of "step" where a whole step is one call; else a context of no effect."""
+        return self._quotas.get(name, _FREE)
+
+    @classmethod
+    def limited_names(cls) -> Collection[str] | None:
+        """What `quotas` may name; None where only an instance knows."""
+        return ("step",)
+
+    def _limit(self, quotas: Mapping[str, Quota]) -> None:
+        """Takes the quotas that all instances of a factory share."""
+        self._quotas = quotas
 
     def redact(self, message: Message) -> Message:
         """`message` without secret values, for records that are read by people."""

@@ -9,7 +9,7 @@ import inspect
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -19,12 +19,14 @@ import gymnasium
 import gspo_agent
 from gspo_agent.config import EnvConfig
 from gspo_agent.env.contract import Env
-from gspo_agent.env.options import accepted, check_options
-from gspo_agent.env.shared import Shared
+from gspo_agent.env.options import accepted, check_names, check_options
+from gspo_agent.env.shared import CLOSE_SECONDS, Shared
+from gspo_agent.env.threads import Lane
 from gspo_agent.env.tool_env import ToolEnv
 from gspo_agent.env.wrapper import TextEnv
 from gspo_agent.errors import ConfigError, EnvError, boundary
 from gspo_agent.messages import Message
+from gspo_agent.quota import Quota
 
 GROUP = "gspo_agent.envs"
 _NUM_SEEDS = {"train": 100_000, "test": 10_000}
@@ -78,6 +80,16 @@ class EnvFactory:
                 raise ConfigError(
                     f"env {config.id}: `rewards` needs named components; a plain Gymnasium reward has none"
                 )
+        self._quotas = {
+            name: Quota(quota.rate, quota.period, quota.concurrency, f"the quota of {name!r}")
+            for name, quota in config.quotas.items()
+        }
+        if self._ours is not None:
+            known = self._ours.limited_names()
+        else:
+            known = None if self.env_type is None else Env.limited_names()
+        if known is not None:
+            check_names(self._quotas, known, f"env {config.id}: quotas: nothing here is called")
         shares = self._ours is not None and issubclass(self._ours, ToolEnv)
         self._shared = Shared(self._ours, config.options) if shares else None
 
@@ -92,6 +104,7 @@ class EnvFactory:
             env = made if isinstance(made, Env) else TextEnv(lambda: made, self.config.id)
         if self.config.rewards is not None:
             env.reward_weights = dict(self.config.rewards)
+        env._limit(self._quotas)
         if isinstance(env, ToolEnv) and self._shared is not None:
             env._share(self._shared)
         return env
@@ -120,10 +133,19 @@ class EnvFactory:
         if self._shared is not None:
             await self._shared.get()
 
-    async def aclose(self) -> None:
-        """Closes what the episodes shared."""
+    async def destroy_leftovers(self, run_id: str, living: Collection[str]) -> None:
+        """What the environment's own hook of that name does, in a thread where it is synchronous."""
+        if self._ours is None:
+            return
+        hook = self._ours.destroy_leftovers
+        with boundary(EnvError, f"{self.config.id}: destroy_leftovers"):
+            call = functools.partial(hook, run_id, living, **accepted(hook, self.config.options))
+            await (call() if inspect.iscoroutinefunction(hook) else Lane().run(call))
+
+    async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Closes what the episodes shared; nobody waits longer than `seconds` for it."""
         if self._shared is not None:
-            await self._shared.close()
+            await self._shared.close(seconds)
 
 
 class _Seeds(Sequence[dict[str, Any]]):

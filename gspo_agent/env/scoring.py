@@ -1,15 +1,31 @@
-"""What an author's `score` returned -> one reward and its named components."""
+"""Verdicts: how long one may take, and what an author's `score` returned -> one reward and its named components."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 
 from gspo_agent.errors import EnvError, Unscored
+from gspo_agent.waiting import aside
+
+
+@asynccontextmanager
+async def verdict_within(seconds: float | None, judge: str) -> AsyncIterator[None]:
+    """Raises Unscored where no verdict comes in time. The judge's time is not the episode's own."""
+    try:
+        with aside("judges"):
+            async with asyncio.timeout(seconds) as deadline:
+                yield
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise Unscored(f"{judge} gave no verdict within limits.score, {seconds:g} s") from error
 
 
 def weigh(score: Any, weights: Mapping[str, float] | None, env: str) -> tuple[float, dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import inspect
+import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -13,6 +14,9 @@ from typing import Any
 from gspo_agent.env.options import accepted
 from gspo_agent.env.threads import Lane, run_sync
 from gspo_agent.errors import EnvError, boundary
+
+_log = logging.getLogger(__name__)
+CLOSE_SECONDS = 30.0
 
 
 class Shared:
@@ -44,13 +48,18 @@ class Shared:
             raise
         return opened.result()
 
-    async def close(self) -> None:
-        """Closes what was opened; once."""
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Closes what was opened; once. Nobody waits longer than `seconds` for it; past them it is left to itself."""
         with self._lock:
             opened, self._opened = self._opened, None
-        if opened is not None and opened.done() and opened.exception() is None:
-            await self._call(self._owner.close_shared, opened.result())
-        self._lane.release()
+        try:
+            if opened is not None and opened.done() and opened.exception() is None:
+                async with asyncio.timeout(seconds):
+                    await self._call(self._owner.close_shared, opened.result())
+        except TimeoutError:
+            _log.warning("%s.close_shared took longer than %g s; it is left to itself", self._owner.__name__, seconds)
+        finally:
+            self._lane.release()
 
     async def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         with boundary(EnvError, f"{self._owner.__name__}.{function.__name__}"):

@@ -5,59 +5,25 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import gymnasium
 
-from gspo_agent.env.calls import answer, prepare
+from gspo_agent.env.calls import answer, prepare, step_id
 from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
+from gspo_agent.env.episode import Episode, once, quietly
+from gspo_agent.env.options import check_names
 from gspo_agent.env.redaction import redact_calls
-from gspo_agent.env.scoring import weigh
+from gspo_agent.env.scoring import verdict_within, weigh
 from gspo_agent.env.shared import Shared, shared_of
 from gspo_agent.env.spaces import is_message
-from gspo_agent.env.state import GeneratorEncoder, NotEncodable, decode, decode_generator, encode
-from gspo_agent.env.threads import DeadlinePassed, Lane, run_sync
+from gspo_agent.env.state import NotEncodable, decode, decode_generator, encode
+from gspo_agent.env.threads import DeadlinePassed, Lane
 from gspo_agent.errors import EnvError, ToolError, boundary
 from gspo_agent.messages import Message, user
 from gspo_agent.tools import Tool
-
-
-@dataclass(slots=True)
-class _Episode:
-    """What the framework keeps beside the author's attributes."""
-
-    shared: Shared | None = None
-    initial: dict[str, Any] | None = None
-    """The attributes before the first setup: the same in every instance."""
-    task: dict[str, Any] = field(default_factory=dict)
-    task_json: Any = None
-    generator: GeneratorEncoder = field(default_factory=GeneratorEncoder)
-    turn: int = 0
-    done: bool = False
-    tools: dict[str, Tool] | None = None
-    open: bool = False
-    """`setup` began, `close` has not."""
-    ready: bool = False
-    """`setup` and `prompt` went well."""
-    closing: bool = False
-    keeping: bool = False
-    """The author's own get_state or set_state is running, so that super() in it means the attributes."""
-    last_good: dict[str, Any] | None = None
-    """The snapshot before the call that tainted the instance."""
-
-
-def _once(hook: Callable[[ToolEnv], Any]) -> Callable[[ToolEnv], Any]:
-    """Makes an author's `close` what a caller may call at any time, from outside and as super().close()."""
-
-    @functools.wraps(hook)
-    def close(self: ToolEnv) -> Any:
-        return hook(self) if self._is_closing() else run_sync(self.aclose())
-
-    close.asynchronous = inspect.iscoroutinefunction(hook)  # type: ignore[attr-defined]
-    return close
 
 
 class ToolEnv(Env):
@@ -80,7 +46,7 @@ class ToolEnv(Env):
     metrics: dict[str, float]
     """Numbers to show beside the reward, filled by hooks and tools; empty at each reset, and part of the state."""
 
-    __episode: _Episode
+    __episode: Episode
     _pairs = (("reset", "areset"), ("step", "astep"))
     _declared: ClassVar[Mapping[str, Tool]] = {}
     _framework: ClassVar[frozenset[str]]
@@ -108,7 +74,7 @@ class ToolEnv(Env):
         """
         raise NotImplementedError(f"{type(self).__name__} needs score(self, task, answer)")
 
-    @_once
+    @once
     def close(self) -> Any:
         """Lets go of what `setup` opened; runs once for every setup that began, after failures too. Optional."""
 
@@ -125,7 +91,7 @@ class ToolEnv(Env):
         self.state_problem = None
         self.shared = None
         self.metrics = {}
-        self.__episode = _Episode()
+        self.__episode = Episode()
         return self
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -143,7 +109,7 @@ class ToolEnv(Env):
         cls._declared = {tool.name: tool for tool in found.values()}
         own = vars(cls)
         if "close" in own:
-            cls.close = _once(own["close"])  # type: ignore[method-assign]
+            cls.close = once(own["close"])  # type: ignore[method-assign]
         cls._shares = cls._shares or "open_shared" in own
         # The author's state is a part of ours: turn, task and generator have to come back with it.
         for name, kept in (("get_state", "_save"), ("set_state", "_load")):
@@ -164,7 +130,7 @@ class ToolEnv(Env):
         with boundary(EnvError, f"{type(self).__name__}.sample_task"):
             # Copies, because a tool may change what setup took from the task, and a group's episodes share it.
             task = copy.deepcopy(dict(self.sample_task() if given is None else given))
-        self.__episode = episode = _Episode(self.__episode.shared, self.__episode.initial, copy.deepcopy(task))
+        self.__episode = episode = Episode(self.__episode.shared, self.__episode.initial, copy.deepcopy(task))
         episode.open, self.metrics = True, {}
         await self._hook("setup", task)
         messages = self._conversation(await self._hook("prompt", task))
@@ -177,7 +143,8 @@ class ToolEnv(Env):
         messages: list[Message] = []
         final = True
         if calls := action.get("tool_calls"):
-            ids = [f"{self.episode_id}/{episode.turn}/{position}" for position in range(len(calls))]
+            step = step_id(self, episode.turn)
+            ids = [f"{step}/{position}" for position in range(len(calls))]
             tools = episode.tools or {}
             prepared = [prepare(self, tools, id, call) for id, call in zip(ids, calls, strict=True)]
             messages, final = await answer(self, prepared)
@@ -194,7 +161,11 @@ class ToolEnv(Env):
         await self._going("score")
         return await self._end("")
 
-    async def _going(self, what: str) -> _Episode:
+    async def averdict(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+        # The score has a deadline of its own, which leaves out the waiting for its quota.
+        return await self.afinish(stop_reason)
+
+    async def _going(self, what: str) -> Episode:
         """The episode, if `what` can be done in it; after set_state also what reset would have brought."""
         episode = self.__episode
         if not episode.ready or episode.done or self.tainted:
@@ -242,6 +213,14 @@ class ToolEnv(Env):
             episode.tools, self.tool_schemas = None, state["tool_schemas"]
         else:
             self._use(self._declared.values())
+
+    @classmethod
+    def limited_names(cls) -> Collection[str] | None:
+        return cls._limited(cls._declared) if cls.tools is ToolEnv.tools else None
+
+    @classmethod
+    def _limited(cls, tools: Iterable[str]) -> list[str]:
+        return [*tools, "score", *(() if cls.logs_calls else ("step",))]
 
     def redact(self, message: Message) -> Message:
         names = {tool.name: tool.secrets for tool in (self.__episode.tools or {}).values() if tool.secrets}
@@ -336,7 +315,7 @@ class ToolEnv(Env):
                 await hook()
             elif self.tainted:
                 # Behind the stuck call, in its thread, whenever that ends; nobody waits for it.
-                self._after_stuck_call(functools.partial(_quietly, hook))
+                self._after_stuck_call(functools.partial(quietly, hook))
             else:
                 await self._in_thread(hook)
         except Exception as error:
@@ -363,8 +342,10 @@ class ToolEnv(Env):
         return reward, {"components": components, **({"metrics": dict(self.metrics)} if self.metrics else {})}
 
     async def _score(self, text: str) -> tuple[float, dict[str, float]]:
-        score = await self._hook("score", copy.deepcopy(self.__episode.task), text)
-        return weigh(score, self.reward_weights, type(self).__name__)
+        name, task = type(self).__name__, copy.deepcopy(self.__episode.task)
+        async with self.turn_at("score"), verdict_within(self.score_seconds, f"{name}.score"):
+            score = await self._hook("score", task, text)
+        return weigh(score, self.reward_weights, name)
 
     def _conversation(self, prompt: Any) -> list[Message]:
         messages = [user(prompt)] if isinstance(prompt, str) else list(prompt) if isinstance(prompt, list) else []
@@ -384,12 +365,9 @@ class ToolEnv(Env):
                     raise EnvError(f"{type(self).__name__}.tools: two tools are named {found.name!r}")
                 known[found.name] = found
             self.tool_schemas = [tool.schema for tool in known.values()]
+            names = self._limited([*self._declared, *known])
+            check_names(self._quotas, names, f"{type(self).__name__}: quotas: nothing here is called")
         self.__episode.tools = known
-
-
-def _quietly(hook: Callable[[], Any]) -> None:
-    with suppress(Exception):
-        hook()
 
 
 ToolEnv._framework = frozenset(vars(ToolEnv())) - {"metrics"} | {"_np_random", "_np_random_seed", "spec", "state_level"}

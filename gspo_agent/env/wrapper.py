@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 
 from gspo_agent.env.contract import Env, Observation, StepResult
+from gspo_agent.env.options import check_names
 from gspo_agent.env.spaces import is_message
 from gspo_agent.env.threads import run_sync
 from gspo_agent.errors import EnvError, boundary
@@ -56,6 +57,9 @@ class TextEnv(Env):
         reward, info = await self._in_thread(lambda: run_sync(inner.afinish(stop_reason)))
         return reward, info
 
+    async def averdict(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+        return await self.afinish(stop_reason)  # one of ours inside keeps to score_seconds by itself
+
     async def aclose(self) -> None:
         outer, self.outer = self.outer, None
         try:
@@ -76,8 +80,11 @@ class TextEnv(Env):
             self.outer = self.make()
         inner = self._inner
         if inner is None:
+            check_names(self._quotas, self.limited_names() or (), f"{self.name}: quotas: nothing here is called")
             return self.outer.reset(seed=seed, options=task or None)
-        inner.episode_id, inner.reward_weights = self.episode_id, self.reward_weights
+        inner.run_id, inner.episode_id = self.run_id, self.episode_id
+        inner.reward_weights, inner.score_seconds = self.reward_weights, self.score_seconds
+        inner._limit({name: quota for name, quota in self._quotas.items() if name != "step"})
         return self.outer.reset(seed=seed, options=options)
 
     def _messages(self, observation: Any) -> Observation:

@@ -86,7 +86,7 @@ class Attempts:
         try:
             env = source.factory.create()
             if episode.needs_env:
-                env.call_log = recorder.call_log(env)
+                recorder.introduce(env)
                 await rebuild(env, episode, dict(group.task))
             await run_episode(
                 episode.trajectory,
@@ -102,6 +102,7 @@ class Attempts:
                 clock=self._clock,
             )
         except StateLost as lost:
+            recorder.lost = True
             self.restarts += 1
             return Outcome(await asyncio.wrap_future(self._ledger.restart(slot, str(lost))), None)
         except JournalError:
@@ -110,7 +111,7 @@ class Attempts:
             recorder.record(Ended(Status.FAILED, f"{type(fault).__name__}: {fault}"))
         finally:
             self._warn_of_lost_state(recorder)
-            await self._close(env)
+            await self._close(env, recorder)
             self._tokens += recorder.sampled_now
             del self.active[slot.id]
         if recorder.settled is None:
@@ -132,11 +133,13 @@ class Attempts:
             self._without_state.add(problem)
             _log.warning("episodes start again after a crash: %s", problem)
 
-    async def _close(self, env: Env | None) -> None:
+    async def _close(self, env: Env | None, recorder: JournalRecorder) -> None:
+        """Lets go of the instance; where the episode was cut, what its state leads to stays."""
         if env is None:
             return
+        over = recorder.settled is not None or recorder.lost
         try:
             async with asyncio.timeout(_LAST_CLOSE_SECONDS if self.leaving else _CLOSE_SECONDS):
-                await env.aclose()
+                await (env.aclose() if over else env.adetach())
         except (Exception, asyncio.CancelledError) as error:  # the episode is over; its result does not hang on this
             _log.warning("%s.close: %s: %s", type(env).__name__, type(error).__name__, error)

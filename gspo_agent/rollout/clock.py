@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 
 class Clock:
@@ -74,3 +75,16 @@ class Alarm:
             self.wait()
         else:
             self._ring()
+
+
+@asynccontextmanager
+async def within(clock: Clock, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+    """As `asyncio.timeout`, by `clock`."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as deadline:
+        alarm = None if seconds is None else clock.alarm(seconds, lambda: deadline.reschedule(loop.time()))
+        try:
+            yield deadline
+        finally:
+            if alarm is not None:
+                alarm.cancel()

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from gspo_agent.config import Limits
 from gspo_agent.engine.base import Completion, Engine, Sampling
 from gspo_agent.env import Env
-from gspo_agent.errors import EngineError, EnvError, JournalError, StateLost, Unscored
+from gspo_agent.env.calls import calling
+from gspo_agent.errors import ConfigError, EngineError, EnvError, JournalError, StateLost, Unscored
 from gspo_agent.messages import Message, user
-from gspo_agent.rollout.clock import Clock
+from gspo_agent.rollout.clock import Clock, within
 from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, Spent, StopReason
-from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
+from gspo_agent.rollout.recorder import INTERRUPTED, KEPT, Recorder, Stage
 from gspo_agent.rollout.state import SAME, Same, State
 from gspo_agent.trajectory import Status, Trajectory
+from gspo_agent.waiting import told
 
 if TYPE_CHECKING:
     # At run time it would bring transformers along.
@@ -48,7 +50,8 @@ async def run_episode(
     """Plays until the episode is over, or `recorder.cut` is set, and returns the same trajectory.
 
     Every change of the trajectory happens between two awaits, as an event of `recorder`. A fault of environment, engine
-    or sandbox ends it as FAILED, with the cause as its stop reason; only JournalError and cancellation get out.
+    or sandbox ends it as FAILED, with the cause as its stop reason; only JournalError, ConfigError and cancellation get
+    out.
 
     Args:
         env: Not yet reset for a fresh trajectory; at the last recorded state for one that goes on.
@@ -60,13 +63,13 @@ async def run_episode(
     recorder = recorder or Recorder(trajectory)
     if recorder.episode.trajectory is not trajectory:
         raise ValueError("the recorder has another trajectory")
-    env.episode_id = trajectory.id
-    env.call_log = recorder.call_log(env)
+    recorder.introduce(env)
+    env.score_seconds = limits.score
     clock = clock or Clock()
     player = _Player(env, chat, engine, dict(task), limits, temperature, recorder, journal_tokens, renew, clock)
     try:
         await player.play()
-    except JournalError:
+    except (JournalError, ConfigError):
         raise
     except Exception as fault:
         cause = f"{type(fault).__name__}: {fault}"
@@ -107,8 +110,8 @@ class _Player:
         if trajectory.status is not Status.PARTIAL and limit != StopReason.UNCLOSED_TURN:
             recorder.record(Ended(trajectory.status, limit))
             return
-        recorder.enter("judges")
-        score, info = await self.env.afinish(limit)
+        with self._aside("judges", Clock()):
+            score, info = await self.env.averdict(limit)
         components, metrics = _shown(info)
         recorder.record(Ended(Status.TRUNCATED, limit, _finite(score), components, metrics))
 
@@ -153,9 +156,13 @@ class _Player:
         sampling = Sampling(
             min(left, self.journal_tokens), self.temperature, tuple(stops), seed=episode.trajectory.seed
         )
-        recorder.enter("tokens")
-        with self._timed(self.clock.now) as seconds:
-            request_id, completion = await self._generate(sampling)
+        recorder.enter("quota")
+        async with self.engine.turn:
+            if recorder.cut:
+                return
+            recorder.enter("tokens")
+            with self._timed(self.clock.now) as seconds:
+                request_id, completion = await self._generate(sampling)
         segments = [segment.of_turn(episode.turn) for segment in completion.segments]
         sampled = sum(map(len, segments))
         if not sampled:
@@ -202,10 +209,10 @@ class _Player:
         if self._wall_left() <= 0:
             return self._end_at(StopReason.WALL)
         wall = None if self.limits.wall is None else self._wall_left()
-        recorder.enter("tools")
+        own = Clock()
         try:
-            with self._timed(time.monotonic) as seconds:
-                async with asyncio.timeout(wall) as deadline:
+            with self._aside("tools", own), self._timed(own.now) as seconds:
+                async with within(own, wall) as deadline:
                     messages, reward, terminated, truncated, info = await self._answer(env)
         except TimeoutError:
             if not deadline.expired():
@@ -238,6 +245,23 @@ class _Player:
         self.recorder.record(Spent(seconds, limit.value))
 
     @contextmanager
+    def _aside(self, stage: Stage, own: Clock) -> Iterator[None]:
+        """Where all that the episode does is wait for others, `own` stands still, and what it waits for is shown."""
+        recorder = self.recorder
+
+        def wait(what: Any) -> None:
+            own.stop()
+            recorder.enter(what)
+
+        def go_on() -> None:
+            own.go()
+            recorder.enter(stage)
+
+        recorder.enter(stage)
+        with told(wait, go_on):
+            yield
+
+    @contextmanager
     def _timed(self, now: Callable[[], float]) -> Iterator[Callable[[], float]]:
         """Gives the seconds since it was entered; those of what is cut in it count as well."""
         started = now()
@@ -252,13 +276,17 @@ class _Player:
         episode = self.recorder.episode
         action = episode.action
         assert action is not None
-        if env.logs_calls or env.state_level not in ("state", "handle"):
+        if env.logs_calls:
             return await env.astep(action)
         call_id = f"{env.episode_id}/{episode.turn}/0"
         if call_id in episode.calls:
             return [user(INTERRUPTED)], 0.0, False, False, {}
-        await self.recorder.durable(CallBegun(call_id, "step", {}))
-        return await env.astep(action)
+        async with env.turn_at("step"):
+            await self.recorder.begin()
+            if env.state_level in KEPT:
+                await self.recorder.durable(CallBegun(call_id, "step", {}))
+            with calling(env, call_id):
+                return await env.astep(action)
 
     async def _renew(self, state: State | Same | None = SAME) -> None:
         """Replaces an instance in which a call may still be running by a fresh one at the last good state."""
@@ -272,11 +300,11 @@ class _Player:
                 f"{type(env).__name__}: a call past its deadline still runs, and there is no state to go on from"
             )
         fresh = self.renew()
-        fresh.episode_id = env.episode_id
-        fresh.call_log = self.recorder.call_log(fresh)
+        self.recorder.introduce(fresh)
+        fresh.score_seconds = env.score_seconds
         fresh.set_state(value)
         self.env = fresh
-        await env.aclose()
+        await env.adetach()
 
     def _tokens_left(self) -> tuple[int, StopReason]:
         """How many tokens the next request may bring, over all cuts, and the limit that says so."""

@@ -19,7 +19,9 @@ from gspo_agent.trajectory import Trajectory
 
 _PROCESS = uuid.uuid4().hex[:12]
 _requests = itertools.count(1)
-Stage = Literal["", "reset", "journal", "tokens", "tools", "judges"]
+Stage = Literal["", "reset", "journal", "tokens", "tools", "judges", "quota"]
+KEPT = ("state", "handle")
+"""The levels at which a later life goes on from a recorded state."""
 MAX_STATE_BYTES = 64 * 1024 * 1024
 INTERRUPTED = (
     "Interrupted: the process died while this was running. Nothing of it is left here; whether it had an effect "
@@ -40,6 +42,8 @@ class Recorder:
         """What the episode waits for."""
         self.since = time.monotonic()
         """When it began to wait for that."""
+        self.run_id = f"{_PROCESS}-{next(_requests)}"
+        """With the episode's id, a name that no other episode anywhere has."""
         self._run = _PROCESS
 
     def record(self, *events: Event) -> None:
@@ -56,6 +60,16 @@ class Recorder:
 
     async def room(self) -> None:
         """Returns when there is room for the events of one more request."""
+
+    async def begin(self) -> None:
+        """Returns unless the episode was cut: what runs then may end, nothing begins, and whoever cut it cancels it."""
+        if self.cut:
+            self.enter("")
+            await asyncio.get_running_loop().create_future()
+
+    def introduce(self, env: Env) -> None:
+        """Tells an environment which episode it plays."""
+        env.run_id, env.episode_id, env.call_log = self.run_id, self.episode.trajectory.id, self.call_log(env)
 
     def snapshot(self, env: Env) -> State | Same | None:
         """The environment's state, if this recorder keeps it."""
@@ -83,11 +97,13 @@ class JournalRecorder(Recorder):
             self.episode = episode
         self.settled: Future[Settled] | None = None
         """Set with the end of the episode: what it led to."""
+        self.lost = False
+        """The attempt cannot be gone on with: the next one begins again."""
         self.state_problem: str | None = None
         """Why there is no state to go on from, where the environment's level promised one."""
         self._journal, self._ledger, self._slot = journal, ledger, slot
         self._max_state_bytes = max_state_bytes
-        self._run = f"{journal.run_id}.{journal.life}"
+        self.run_id, self._run = journal.run_id, f"{journal.run_id}.{journal.life}"
         self._sampled_before = self.episode.sampled
 
     @property
@@ -114,7 +130,7 @@ class JournalRecorder(Recorder):
 
     def snapshot(self, env: Env) -> State | Same | None:
         """The state after the last change; SAME where there was none, None where the level gives none."""
-        if env.state_level not in ("state", "handle"):
+        if env.state_level not in KEPT:
             return None
         value = env.get_state()
         if value is None:
@@ -146,20 +162,31 @@ class JournalCallLog(CallLog):
         self._recorder, self._env = recorder, env
 
     async def run(self, call_id: str, function: Callable[[], Awaitable[Any]], meta: CallMeta) -> Any:
-        known = self._recorder.episode.calls.get(call_id)
+        recorder, kept = self._recorder, keeps_calls(self._env)
+        known = recorder.episode.calls.get(call_id) if kept else None
         if known is not None and known.ended:
             return known.result
-        if self._recorder.cut:  # what runs may end, nothing begins; whoever has cut the episode cancels it
-            self._recorder.enter("")
-            await asyncio.get_running_loop().create_future()
+        await recorder.begin()
         if known is not None and not meta.idempotent:
             result: Any = {"role": "tool", "content": INTERRUPTED, "outcome": "interrupted"}
         else:
-            begun = CallBegun(call_id, meta.name, meta.arguments, meta.idempotent)
-            if meta.idempotent:
-                self._recorder.record(begun)  # lost or not, it runs again: nothing to wait for
-            else:
-                await self._recorder.durable(begun)
-            result = await function()
-        self._recorder.record(CallEnded(call_id, result, self._recorder.snapshot(self._env)))
+            async with meta.turn:  # before the intent: a call that was cut while it waited has not begun
+                await recorder.begin()
+                again = meta.idempotent or not kept
+                begun = CallBegun(call_id, meta.name, meta.arguments, again)
+                if again:
+                    recorder.record(begun)  # lost or not, it runs again: nothing to wait for
+                else:
+                    await recorder.durable(begun)
+                result = await function()
+        recorder.record(CallEnded(call_id, result, recorder.snapshot(self._env)))
         return result
+
+
+def keeps_calls(env: Env) -> bool:
+    """Whether the record of a tool call is the truth for a later life, and not only there to be looked at.
+
+    At the levels "replay" and "none" it is not: the instance of a later life has seen nothing, so every call has to run
+    in it, to bring back what it did inside. Where the whole step is one call, that one is recorded.
+    """
+    return env.logs_calls and env.state_level in KEPT

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
-from gspo_agent.env import Env
+from gspo_agent.env import CallLog, Env
+from gspo_agent.env.calls import calling
 from gspo_agent.errors import EnvError, ReplayError, StateLost, boundary
 from gspo_agent.messages import Message
 from gspo_agent.rollout.events import Episode
+from gspo_agent.rollout.recorder import KEPT
 
 
 async def rebuild(env: Env, episode: Episode, task: dict[str, Any]) -> None:
     """Sets the environment's state, or repeats the recorded actions and compares every answer.
 
-    Raises StateLost where the level, or what is left, gives no way back: the episode has to start again. Raises
-    ReplayError at the first answer that differs.
+    The environment has been introduced to its episode. Raises StateLost where the level, or what is left, gives no way
+    back: the episode has to start again. Raises ReplayError at the first answer that differs.
     """
-    env.episode_id = episode.trajectory.id
     if env.state_level == "replay":
         await _replay(env, episode, task)
-    elif env.state_level in ("state", "handle") and episode.state is not None:
+    elif env.state_level in KEPT and episode.state is not None:
         with boundary(EnvError, f"{type(env).__name__}.set_state"):
             env.set_state(episode.state.value)
     else:
@@ -29,12 +31,17 @@ async def rebuild(env: Env, episode: Episode, task: dict[str, Any]) -> None:
 
 
 async def _replay(env: Env, episode: Episode, task: dict[str, Any]) -> None:
+    log, env.call_log = env.call_log, CallLog()  # the calls are in the journal already
     observed, _ = await env.areset(seed=episode.trajectory.seed, options={"task": task})
     _compare(0, episode.history[0][1], observed)
     for turn, (action, recorded) in enumerate(episode.history[1:], start=1):
         assert action is not None
-        observed, *_ = await env.astep(action)
+        # A step that is repeated has the call ids of the first time, for whoever keeps accounts outside.
+        async with env.turn_at("step"):
+            with calling(env, f"{env.episode_id}/{turn - 1}/0") if not env.logs_calls else nullcontext():
+                observed, *_ = await env.astep(action)
         _compare(turn, recorded, observed)
+    env.call_log = log
 
 
 def _compare(turn: int, recorded: list[Message], observed: list[Message]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
 from gspo_agent.engine.base import Completion, FinishReason, Sampling, Weights
 from gspo_agent.errors import EngineError
+from gspo_agent.quota import Quota
 from gspo_agent.trajectory import Segment
 
 Answer = Callable[[Sequence[int], int], Sequence[int]]
@@ -37,6 +39,7 @@ class ScriptedEngine:
         weight_version: int = 0,
         chunk: int = 16,
         delay: float = 0.0,
+        quota: Quota | None = None,
     ) -> None:
         """
         Args:
@@ -45,7 +48,7 @@ class ScriptedEngine:
             delay: Seconds per chunk.
         """
         self.name, self.vocab_size, self.context_tokens = name, vocab_size, context_tokens
-        self.weight_version = weight_version
+        self.weight_version, self.turn = weight_version, quota or nullcontext()
         self.requests: list[tuple[str, int, int]] = []
         """(request id, first position, tokens delivered), in the order in which they ended."""
         self.cut_at: set[int] = set()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import cProfile
 import multiprocessing
 import pstats
@@ -72,6 +73,7 @@ class HttpEngine:
     name = "policy"
     weight_version = 1_000_000
     context_tokens = 65_536
+    turn = contextlib.nullcontext()
 
     def __init__(self, url: str, vocab_size: int, session: aiohttp.ClientSession) -> None:
         self.url, self.vocab_size, self.session = url, vocab_size, session
