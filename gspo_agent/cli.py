@@ -101,6 +101,26 @@ def audit(run_dir: RunDir) -> None:
     raise typer.Exit(bool(result.breaches))
 
 
+@app.command()
+def export(
+    run_dir: RunDir,
+    out: Annotated[Path, typer.Argument(help="The directory to write.", show_default=False)],
+) -> None:
+    """Write the episodes that a run's journal holds now as Parquet: one file a step, one row an attempt.
+
+    Messages, token ids, logprobs, weight versions, rewards, and what became of each. Also works while the run is
+    alive. `datasets.load_dataset("parquet", data_dir=OUT)` reads the directory.
+    """
+    from gspo_agent.rollout.export import export_run
+    from gspo_agent.run import Run
+
+    run = Run.open(run_dir)
+    written = export_run(run.journal, out)
+    print(f"{sum(written.values())} episodes in {len(written)} files in {out}")
+    if run.episodes.is_dir():
+        print(f"those of earlier steps are in {run.episodes}")
+
+
 @app.command(name="eval")
 def evaluate(
     config: Annotated[Path, typer.Argument(help="A TOML file or a run directory.", show_default=False)],

@@ -11,7 +11,7 @@ import gc
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,11 @@ from gspo_agent.learner.learner import Learner
 from gspo_agent.learner.process import LearnerProcess
 from gspo_agent.monitor.metrics import staleness, summarise
 from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout import export
 from gspo_agent.rollout.collector import Collector, Source
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger
+from gspo_agent.rollout.retention import Retention
 from gspo_agent.run import Run
 from gspo_agent.trajectory import weight_version
 
@@ -66,6 +68,8 @@ async def train_async(
     # A task file that cannot be read is named before minutes are spent on a model.
     sources = open_sources(config, factories, "train")
     held_out = open_sources(config, factories, config.evaluation.split) if config.evaluation.episodes else []
+    if config.run.export:
+        export.check_available()
     run = Run.prepare(config, allow_changes=allow_changes)
     with screen, Journal.open(run.journal, durability=config.run.durability) as journal:
         run.record_config(config)
@@ -87,6 +91,11 @@ class Session:
     held_out: Sequence[Source]
     interruption: Interruption
     allow_changes: bool = False
+    retention: Retention = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config.run
+        self.retention = Retention(self.journal, config.keep_steps, self.run.episodes if config.export else None)
 
     async def run_to_end(self) -> None:
         config, run, screen = self.config, self.run, self.screen
@@ -96,6 +105,7 @@ class Session:
         await self._refuse_another_tokenizer(model_path)
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(_close, self._close_environments)
+            leaving.push_async_callback(_close, self.retention.stop)
             learner = await off_loop(self._learner, model_path)
             leaving.push_async_callback(_close, off_loop, learner.close)
             step = await self._restore(learner, ledger)
@@ -120,6 +130,7 @@ class Session:
             await collector.stop()
             await self._evaluate(step, chat, engine)
             await off_loop(run.draw)
+            await self.retention.finish()
         screen.finished(run.steps(), run.evaluations(), run.curve)
 
     async def _loop(
@@ -150,6 +161,7 @@ class Session:
             screen.step(step, metrics)
             if saved is not None:
                 checkpoint.prune(run.checkpoints, config.run.keep_checkpoints, {saved.name})
+                await self.retention.begin(min(checkpoint.saved_steps(run.checkpoints)))
             if step < config.run.steps:
                 await self._evaluate(step, chat, engine)
             if screen.time_to_draw():

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from gspo_agent import trainer
@@ -17,6 +18,7 @@ from gspo_agent.env import ToolEnv, tool
 from gspo_agent.errors import ConfigError, EnvError, RunLocked, TaskError
 from gspo_agent.messages import Message, assistant, call, tool_result, user
 from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout import export
 from gspo_agent.rollout.audit import audit
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.run import Run
@@ -168,6 +170,22 @@ def test_an_evaluation_in_which_everything_fails_is_said_and_measured_again(
         capsys.readouterr().out
     )
     assert Run(tmp_path / "run").evaluations() == []
+
+
+def test_old_episodes_leave_the_journal_as_files_and_the_audit_still_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ("evaluation.episodes=0", "run.keep_steps=1", "run.export=true")
+    run = train(config(tmp_path / "run", *short))
+    assert [path.name for path in run.episodes.iterdir()] == ["step-000001.parquet"]
+    result = audit(run.journal)
+    assert (result.breaches, result.steps, result.groups["consumed"]) == ((), 2, 4)
+    assert sum(result.groups.values()) == result.tasks
+    assert pq.read_table(run.episodes).num_rows == 2 * result.retired
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'gspo_agent\[data\]'"):
+        train(config(tmp_path / "other", *short))
+    assert not (tmp_path / "other").exists()
 
 
 def test_fewer_steps_than_are_done_are_remarked_upon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,13 +95,20 @@ def prune(root: Path, keep: int, keep_names: Collection[str] = ()) -> list[str]:
         return []
     for leftover in root.glob(f"{_TEMPORARY}*"):
         shutil.rmtree(leftover)
-    steps = sorted(int(match[1]) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name)))
+    steps = saved_steps(root)
     names = {keep_names} if isinstance(keep_names, str) else set(keep_names)
     old = [f"step-{step}" for step in steps[: max(0, len(steps) - keep)]]
     deleted = [name for name in old if name not in names]
     for name in deleted:
         _discard(root / name)
     return deleted
+
+
+def saved_steps(root: Path) -> list[int]:
+    """The steps of the checkpoints that are there, the oldest first."""
+    if not root.is_dir():
+        return []
+    return sorted(int(match[1]) for path in root.iterdir() if (match := re.fullmatch(r"step-(\d+)", path.name)))
 
 
 def directory_digest(path: Path) -> str:

@@ -94,7 +94,12 @@ def _audit(connection: sqlite3.Connection) -> Audit:
         sampled_tokens=evidence.counts["sampled_tokens"],
         cut_requests=evidence.counts["cut_requests"],
         rollbacks=tuple(rolled),
-        breaches=(*_tasks(connection), *_members(connection), *_training(connection), *breaches),
+        breaches=(
+            *_tasks(connection),
+            *member_breaches(connection, f"(settled IS NULL OR settled > {retired_step(connection)})"),
+            *_training(connection),
+            *breaches,
+        ),
     )
 
 
@@ -126,33 +131,35 @@ def _tasks(connection: sqlite3.Connection) -> list[str]:
     return breaches
 
 
-def _members(connection: sqlite3.Connection) -> list[str]:
-    """A group is open while a slot of it is unfinished, and afterwards has one scored attempt of enough members."""
-    slots = "SELECT 1 FROM slots WHERE group_id = groups.id AND slots.state IN"
-    here = f"(settled IS NULL OR settled > {retired_step(connection)})"
+def member_breaches(connection: sqlite3.Connection, where: str) -> list[str]:
+    """A group is open while a slot of it is unfinished, and afterwards has one scored attempt of enough members.
+
+    `where` is a condition on the table groups: those of which no attempt has gone.
+    """
+    unfinished = "(SELECT 1 FROM slots WHERE group_id = groups.id AND slots.state IN ('waiting', 'running'))"
+    of_members = "SELECT count(*) FROM (SELECT 1 FROM slots JOIN groups ON groups.id = group_id"
     checks = (
         (
             "{} open groups have no unfinished slot: they would wait for ever",
-            f"SELECT count(*) FROM groups WHERE state = 'open' AND NOT EXISTS ({slots} ('waiting', 'running'))",
+            f"SELECT count(*) FROM groups WHERE state = 'open' AND {where} AND NOT EXISTS {unfinished}",
         ),
         (
             "{} groups are over, and have unfinished slots",
-            f"SELECT count(*) FROM groups WHERE state != 'open' AND EXISTS ({slots} ('waiting', 'running'))",
+            f"SELECT count(*) FROM groups WHERE state != 'open' AND {where} AND EXISTS {unfinished}",
         ),
         (
             "{} groups were handed out with fewer scored members than min_group",
-            f"SELECT count(*) FROM groups WHERE state NOT IN ('open', 'given_up') AND {here} AND min_group > "
+            f"SELECT count(*) FROM groups WHERE state NOT IN ('open', 'given_up') AND {where} AND min_group > "
             "(SELECT count(*) FROM slots WHERE group_id = groups.id AND slots.state = 'done')",
         ),
         (
             "{} members have two scored attempts",
-            "SELECT count(*) FROM (SELECT 1 FROM slots WHERE state = 'done' "
-            "GROUP BY group_id, number HAVING count(*) > 1)",
+            f"{of_members} WHERE slots.state = 'done' AND {where} GROUP BY group_id, number HAVING count(*) > 1)",
         ),
         (
             "{} members have more failed and expired attempts than max_attempts",
-            "SELECT count(*) FROM (SELECT 1 FROM slots JOIN groups ON groups.id = group_id "
-            "WHERE slots.state IN ('failed', 'expired') GROUP BY group_id, number HAVING count(*) > max_attempts)",
+            f"{of_members} WHERE slots.state IN ('failed', 'expired') AND {where} GROUP BY group_id, number "
+            "HAVING count(*) > max_attempts)",
         ),
     )
     found = ((text, _count(connection, query)) for text, query in checks)

@@ -36,11 +36,11 @@ def begin(ledger: Ledger, slot: Slot) -> None:
     ledger.begin(slot, Begun(slot.seed, "shop", slot.attempt, 1)).result(5)
 
 
-def sample(ledger: Ledger, slot: Slot, *steps: int) -> None:
+def sample(ledger: Ledger, slot: Slot, *steps: int, offset: int = 0) -> None:
     """Three tokens at each step's weights."""
     for n, step in enumerate(steps):
-        segment = Segment([1, 2, 3], "policy", [-1.0] * 3, weight_version(1, step))
-        ledger._journal.append(slot.id, Sampled(0, 3 * n, [segment], "r", None))
+        segment = Segment([1, 2, 3], "policy", [-1.0] * 3, weight_version(ledger._journal.life, step))
+        ledger._journal.append(slot.id, Sampled(0, offset + 3 * n, [segment], "r", None))
 
 
 async def finish(ledger: Ledger, group: OpenGroup, *rewards: float) -> None:
