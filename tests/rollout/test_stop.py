@@ -38,9 +38,10 @@ class Counter(ToolEnv):
         """Adds."""
         from gspo_agent.env import call_id
 
-        type(self).began.append(call_id())
+        name = call_id().partition("/")[2]  # without the run's
+        type(self).began.append(name)
         await type(self).go.wait()
-        type(self).ended.append(call_id())
+        type(self).ended.append(name)
         self.total += number
         return str(self.total)
 
