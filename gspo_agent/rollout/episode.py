@@ -56,7 +56,7 @@ async def run_episode(
     Args:
         env: Not yet reset for a fresh trajectory; at the last recorded state for one that goes on.
         recorder: Has the episode that `trajectory` belongs to. None: one that records nothing, for a fresh trajectory.
-        journal_tokens: The most sampled tokens of one request.
+        journal_tokens: The most sampled tokens of one request, and of all whose events are not on disk yet.
         renew: Makes a fresh instance, to replace one that a tool's deadline left unusable.
         clock: Times the waiting for tokens. None: one that never stands still.
     """
@@ -151,11 +151,9 @@ class _Player:
         if self._wall_left() <= 0:
             return self._end_at(StopReason.WALL)
         recorder.enter("journal")
-        await recorder.room()
+        room = await recorder.room(self.journal_tokens)
         stops = self.chat.stop_token_ids
-        sampling = Sampling(
-            min(left, self.journal_tokens), self.temperature, tuple(stops), seed=episode.trajectory.seed
-        )
+        sampling = Sampling(min(left, room), self.temperature, tuple(stops), seed=episode.trajectory.seed)
         recorder.enter("quota")
         async with self.engine.turn:
             if recorder.cut:

@@ -116,6 +116,15 @@ class Journal:
         await waiter
 
     @property
+    def end(self) -> int:
+        """A place in the log, behind all that was put there; what lies before `written` is on disk."""
+        return self._bytes_put
+
+    @property
+    def written(self) -> int:
+        return self._bytes_written
+
+    @property
     def queued(self) -> int:
         """Bytes that wait for the disk."""
         return self._bytes_put - self._bytes_written

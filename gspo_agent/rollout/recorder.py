@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
 from gspo_agent.env import CallLog, CallMeta, Env
-from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event
+from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event, Sampled
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, Settled, Slot
 from gspo_agent.rollout.state import SAME, Same, State
@@ -58,8 +59,12 @@ class Recorder:
     def enter(self, stage: Stage) -> None:
         self.stage, self.since = stage, time.monotonic()
 
-    async def room(self) -> None:
-        """Returns when there is room for the events of one more request."""
+    async def room(self, tokens: int) -> int:
+        """How many tokens the next request may sample, so that never more than `tokens` are sampled and not on disk.
+
+        Waits until it is at least half of them, and until there is room for one more request's events.
+        """
+        return tokens
 
     async def begin(self) -> None:
         """Returns unless the episode was cut: what runs then may end, nothing begins, and whoever cut it cancels it."""
@@ -105,6 +110,8 @@ class JournalRecorder(Recorder):
         self._max_state_bytes = max_state_bytes
         self.run_id, self._run = journal.run_id, f"{journal.run_id}.{journal.life}"
         self._sampled_before = self.episode.sampled
+        self._behind: deque[tuple[int, int]] = deque()
+        """(end in the log, sampled tokens) of events that may still wait for the disk."""
 
     @property
     def sampled_now(self) -> int:
@@ -120,13 +127,26 @@ class JournalRecorder(Recorder):
             self.settled = self._ledger.end(self._slot, last, self.episode.trajectory.reward)
         else:
             self._journal.append(self._slot.id, *events)
+            sampled = sum(map(len, events[0].segments)) if isinstance(events[0], Sampled) else 0
+            if sampled:
+                self._behind.append((self._journal.end, sampled))
 
     async def durable(self, *events: Event) -> None:
         super().record(*events)
         await self._journal.durable(self._slot.id, *events)
 
-    async def room(self) -> None:
+    @property
+    def unjournaled(self) -> int:
+        """Sampled tokens whose events are not on disk yet; those of the running request are not among them."""
+        while self._behind and self._behind[0][0] <= self._journal.written:
+            self._behind.popleft()
+        return sum(tokens for _, tokens in self._behind)
+
+    async def room(self, tokens: int) -> int:
         await self._journal.room()
+        if 2 * self.unjournaled > tokens:
+            await self._journal.durable(self._slot.id)
+        return tokens - self.unjournaled
 
     def snapshot(self, env: Env) -> State | Same | None:
         """The state after the last change; SAME where there was none, None where the level gives none."""

@@ -59,6 +59,8 @@ class ScriptedEngine:
         """Ids of the requests that wait at `hold_at`."""
         self.fail_next = 0
         """How many of the next requests raise EngineError."""
+        self.on_tokens: Callable[[str, int, int, int], None] | None = None
+        """Hears of every chunk as it is sampled: request id, first position, tokens, weight version."""
         self._answer, self._mark, self._chunk, self._delay = answer, turn_mark, chunk, delay
         self._running = asyncio.Event()
         self._running.set()
@@ -127,6 +129,8 @@ class ScriptedEngine:
             size = min([size, *(limit for limit in limits if limit > 0)])
             part = rest[done : done + size]
             logprobs = [scripted_logprob(seed, position + n, token) for n, token in enumerate(part)]
+            if self.on_tokens is not None:
+                self.on_tokens(request_id, position, size, self.weight_version)
             segment = Segment(part, self.name, logprobs, self.weight_version)
             if segments and segment.continues(segments[-1]):
                 segments[-1] = segments[-1].join(segment)

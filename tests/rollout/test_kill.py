@@ -64,7 +64,7 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(fast_path:
         versions.setdefault(slot, set()).update(span[1] for span in orjson.loads(data)[2])
     connection.close()
     lives = {version // weight_version(1, 0) for seen in versions.values() for version in seen}
-    assert lives <= set(range(1, status.life + 1))
+    assert lives <= set(range(1, status.owner.life + 1))
     assert any(len({v // weight_version(1, 0) for v in seen}) > 1 for seen in versions.values())
 
     calls = Counter((fast_path / OUTSIDE).read_text().split())

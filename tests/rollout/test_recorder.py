@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +16,7 @@ import pytest
 from gspo_agent.config import RolloutConfig
 from gspo_agent.env import Env, ToolEnv, tool
 from gspo_agent.messages import Message, assistant, call, user
+from gspo_agent.rollout import schema
 from gspo_agent.rollout.events import Acted, Begun, Observed, Sampled
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.state import SAME, State
@@ -156,6 +160,29 @@ class Plain(Env):
 
     def set_state(self, state: Any) -> None:
         self.steps = state
+
+
+async def test_no_more_tokens_are_sampled_than_may_be_lost_while_the_journal_stands_still(fast_path: Path) -> None:
+    sampled: Counter[str] = Counter()
+    config, path = ONE.model_copy(update={"journal_tokens": 8}), fast_path / "run" / "journal.sqlite"
+    engine = ScriptedEngine(lambda prompt, seed: CHAT.turn("x" * 50), chunk=3)
+    engine.on_tokens = lambda request, position, count, version: sampled.update({request.split(".")[3]: count})
+    gate = threading.Event()
+    with Run(path, Bank, config, engine=engine) as run:
+        await run.collector.start(0)
+        await until(lambda: len(sampled) == 2)
+        blocked = run.journal.submit(lambda connection: gate.wait(20))
+        await until(lambda: all(r.stage == "journal" for r in run.collector._attempts.active.values()))
+        with closing(schema.read_only(path)) as connection:
+            query = "SELECT number, sum(length(token_ids) / 4) FROM events JOIN slots ON slots.id = slot "
+            journaled = dict(connection.execute(query + "WHERE kind = 'sampled' GROUP BY slot").fetchall())
+        for number in (0, 1):
+            assert sampled[str(number)] - journaled.get(number, 0) <= config.journal_tokens
+        gate.set()
+        assert blocked.result(5)
+        lease = await run.collector.lease(1, step=1)
+        await run.collector.stop()
+    assert [t.status for group in lease.groups for t in group.trajectories] == [Status.TERMINATED] * 2
 
 
 async def test_an_interrupted_step_of_a_plain_environment_is_told_and_not_repeated(fast_path: Path) -> None:
