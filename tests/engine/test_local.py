@@ -230,6 +230,17 @@ async def test_abort_returns_what_there_is_and_leaves_the_others_alone(engine: L
         assert tokens(await tasks[n]) == whole[n]
 
 
+async def test_abort_ends_the_one_request_of_this_id_whatever_other_ids_begin_with(engine: LocalEngine) -> None:
+    ids = ["g1-1", "g1-10", "g1-1/2", "g1-", "G1-1"]
+    tasks = {id: asyncio.create_task(ask(engine, prompt(n), 150, seed=n, id=id)) for n, id in enumerate(ids)}
+    await until(engine, "running", len(ids))
+    await engine.abort("g1-1")
+    assert (await tasks.pop("g1-1")).finish_reason == "abort"
+    for task in tasks.values():
+        completion = await task
+        assert (completion.finish_reason, len(tokens(completion))) == ("length", 150)
+
+
 async def test_abort_of_a_request_that_waits_brings_nothing(engine: LocalEngine) -> None:
     await engine.pause()
     waiting = asyncio.create_task(ask(engine, [1, 2, 3], id="x"))
@@ -298,6 +309,24 @@ async def test_the_turns_of_an_episode_are_not_computed_again(engine: LocalEngin
         computed = engine.stats()["prefill_tokens"] - before["prefill_tokens"]
         # The tail of 9, and the last sampled token, which nobody has shown to the model yet.
         assert computed == (70 if turn == 0 else 10)
+
+
+async def test_a_cut_request_is_computed_again_under_new_weights_alone_and_the_counts_say_so(
+    engine: LocalEngine,
+) -> None:
+    """A partial rollout that goes on under the weights that sampled it finds its keys and values; under others all of
+    it is computed anew, for theirs would be of no model."""
+    begun = tokens(await ask(engine, prompt(4, 50), 40, seed=3))
+
+    async def gone_on_with(id: str) -> tuple[int, int]:
+        before = engine.stats()
+        await ask(engine, [*prompt(4, 50), *begun], 10, seed=3, id=id)
+        after = engine.stats()
+        return tuple(after[name] - before[name] for name in ("cached_tokens", "prefill_tokens"))  # type: ignore[return-value]
+
+    assert await gone_on_with("same") == (89, 1)
+    await engine.update_weights(weights_of(qwen3(seed=1), 2))
+    assert await gone_on_with("new") == (0, 90)
 
 
 async def test_the_siblings_of_a_group_share_their_prompt(engine: LocalEngine) -> None:

@@ -113,6 +113,27 @@ async def test_a_message_without_a_call_is_the_answer() -> None:
     await env.aclose()
 
 
+async def test_the_answer_is_what_the_model_wrote_last_and_nothing_that_a_tool_said() -> None:
+    seen: list[str] = []
+
+    class Heard(Shop):
+        def score(self, task: dict[str, Any], answer: str) -> float:
+            seen.append(answer)
+            return 0.0
+
+    for said in ("", "mine"):
+        env = await started(Heard())
+        (reply,), *_ = await env.astep(assistant("thinking aloud", [call("note", text="GOLD")]))
+        assert "GOLD" in reply["content"]
+        await env.astep(assistant(said))
+        await env.aclose()
+    env = await started(Heard())
+    await env.astep(assistant("GOLD", [call("note", text="GOLD")]))
+    await env.afinish("turns")
+    await env.aclose()
+    assert seen == ["", "mine", ""]
+
+
 async def test_a_limit_of_the_runner_is_scored_without_an_answer() -> None:
     env = await started(Shop(), gold="")
     assert await env.afinish("turns") == (1.0, {"components": {"right": 1.0, "notes": 0.0}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,27 @@ async def test_hidden_tests_are_in_nothing_that_the_model_or_the_program_can_rea
     shown = json.dumps([messages, results, info, env.tool_schemas])
     assert "77123" not in shown
     assert "154246" not in shown
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for path in ('reward.txt', '/tmp/reward.txt', 'result.json'):\n"
+        "    with open(path, 'w') as file:\n        file.write('1.0')\n" + SQUARE,
+        "def f(x):\n    return float('nan')\n",
+        "def f(x):\n    return float('inf')\n",
+        "class Same(int):\n    __eq__ = lambda a, b: True\n    __hash__ = int.__hash__\n"
+        "def f(x):\n    return Same(5)\n",
+        "import os\nprint('passed')\nprint('1.0')\nos._exit(0)\n",
+        "import sys\ndef f(x):\n    sys.exit(0)\n",
+        "def f(x):\n    raise AssertionError('passed')\n",
+    ],
+)
+async def test_what_a_program_writes_prints_or_pretends_is_no_reward(code: str) -> None:
+    _, reward, info, ended = await play(CodeSandbox(), TASK, write(code), TEST, DONE)
+    assert ended
+    assert reward == 0.0
+    assert all(math.isfinite(value) for value in (reward, *info["components"].values()))
 
 
 async def test_broken_tests_and_tasks_are_never_reward_zero_and_name_no_content() -> None:

@@ -61,6 +61,16 @@ async def test_a_box_beside_a_call_is_no_submission_and_a_limit_scores_nothing(e
     assert (await env.afinish("turns"))[0] == 0.0
 
 
+@pytest.mark.parametrize("said", ["", "see above", "The answer is what the tool says."])
+async def test_what_a_tool_prints_is_no_answer_of_the_model(env: MathVerifier, said: str) -> None:
+    show = python(r"print(r'The answer is \boxed{42918}.')")
+    replies, reward, ended = await play(env, show, assistant(said))
+    assert r"\boxed{42918}" in replies[0]["content"]
+    assert (reward, ended) == (0.0, True)
+    await play(env, show)
+    assert (await env.afinish("turns"))[0] == 0.0
+
+
 async def test_what_goes_wrong_in_the_code_is_an_error_that_the_model_reads(env: MathVerifier) -> None:
     (reply,), _, ended = await play(env, python("1 / 0"))
     assert reply["outcome"] == "error"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -130,6 +133,36 @@ def test_an_anchor_counts_only_where_it_is_asked_for_and_not_when_hedged() -> No
 def test_a_gold_answer_may_stand_in_a_box_or_behind_hashes() -> None:
     assert boxed("72", r"thus $\boxed{72}$").startswith("equal")
     assert boxed("72", "18 * 4 = 72\n#### 72").startswith("equal")
+
+
+MONSTERS = [
+    "9^{9^{9^9}}", "9^{9^{9^{9^9}}}", "10^{10^{10}}", r"\frac{1}{9^{9^9}}", "(9^{99999})!", r"\sqrt[9^9]{9^{9^9}}",
+    "9" * 20_000, "{" * 5000 + "1" + "}" * 5000, "(" * 5000, r"\frac{1}{" * 500 + "2" + "}" * 500, "1+" * 9000 + "1",
+    "-" * 9000 + "1", "2^{" * 300 + "2" + "}" * 300,
+]  # fmt: skip
+
+
+def test_verdicts_are_the_same_in_every_thread_and_on_the_event_loop_and_use_no_signal() -> None:
+    """What would take forever to work out gets its verdict at once, wherever it is asked for: there is no alarm, which
+    only a main thread can set, nor a process that could hang."""
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    pairs = [(a, b) for a in [*MONSTERS, "7", r"\frac12"] for b in ("7", "0.5", "9^{9^{9^9}}")]
+
+    def judged(pair: tuple[str, str]) -> tuple[bool, str]:
+        verdict = verify(rf"so \boxed{{{pair[0]}}}", pair[1])
+        return verdict.correct, verdict.reason
+
+    async def on_the_loop() -> list[tuple[bool, str]]:
+        return [judged(pair) for pair in pairs]
+
+    here = [judged(pair) for pair in pairs]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(judged, pairs)) == here
+    assert asyncio.run(on_the_loop()) == here
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == bool(timer[0])  # the tests' own timer still runs
+    right = [pair for pair, (correct, _) in zip(pairs, here, strict=True) if correct]
+    assert set(right) - {("9^{9^{9^9}}",) * 2} == {("7", "7"), (r"\frac12", "0.5")}
 
 
 def test_normal_forms_glue_no_digits() -> None:

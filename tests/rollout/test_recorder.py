@@ -22,7 +22,7 @@ from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.state import SAME, State
 from gspo_agent.testing import ByteChat, ScriptedEngine
 from gspo_agent.trajectory import Segment, Status
-from tests.rollout.scene import CHAT, Run, play_to_the_end, until
+from tests.rollout.scene import CHAT, Run, play_to_the_end, until, view
 
 ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
 
@@ -103,6 +103,47 @@ async def test_a_crash_in_the_second_call_of_four(fast_path: Path) -> None:
     assert first.reward == 4.0
     happened = [name for name in Bank.outside if name.startswith("1.0.0")]
     assert happened == ["1.0.0 pay 1", "1.0.0 pay 2", "1.0.0 look 0", "1.0.0 pay 3"]
+
+
+async def test_twenty_megabytes_of_a_tool_and_six_of_a_state_come_back_whole(fast_path: Path) -> None:
+    """Cut in the call after: the large result is answered from the record, nothing of the episode is left out, and
+    what it holds is the same after another stop and start."""
+    size = 20 * 1024 * 1024
+
+    class Verbose(Bank):
+        @tool
+        async def pay(self, amount: int) -> str:
+            """Pays."""
+            await Bank.pay.function(self, amount)
+            if amount != 1:
+                return "paid"
+            self.receipt = "r" * (6 * 1024 * 1024)
+            return "p" * size
+
+    path = fast_path / "journal.sqlite"
+    Bank.outside, Bank.stop_at, Bank.reached = [], "1.0.0 pay 2", asyncio.Event()
+    with Run(path, Verbose, ONE, engine=ScriptedEngine(payer)) as run:
+        await run.collector.start(0)
+        async with asyncio.timeout(30):
+            await Bank.reached.wait()
+        await run.collector.stop()
+    Bank.stop_at = ""
+    with Run(path, Verbose, ONE, engine=ScriptedEngine(payer)) as run:
+        (slot,) = (s for group in run.ledger.unfinished() for s in group.slots if s.number == 0)
+        episode = run.ledger.episode(slot)
+        results = {call_id: record.result["content"] for call_id, record in episode.calls.items() if record.ended}
+        assert results == {"1.0.0/0/0": "p" * size}
+        assert episode.state is not None
+        assert episode.state.value["attributes"]["receipt"] == "r" * (6 * 1024 * 1024)
+        sampled = episode.trajectory.num_sampled
+        played = await play_to_the_end(run)
+    # No context holds it: the limit ends the episode, which keeps its tokens and is scored in its last state.
+    assert [(t.stop_reason, t.num_sampled) for t in played] == [("context_tokens", sampled)] * 2
+    assert played[0].reward == 4.0
+    with Run(path, Verbose, ONE) as run:
+        lease = await run.ledger.lease(1, 1, max_filtered=0)
+        assert lease is not None
+        assert [view(t) for t in lease.groups[0].trajectories] == [view(t) for t in played]
 
 
 async def test_an_idempotent_call_runs_again(fast_path: Path) -> None:

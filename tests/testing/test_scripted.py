@@ -61,6 +61,19 @@ async def test_a_token_that_was_not_sampled_is_found_out() -> None:
         await scripted.generate(PROMPT, Sampling(9), request_id="c/")
 
 
+async def test_abort_ends_the_one_request_of_this_id_whatever_other_ids_begin_with() -> None:
+    scripted = engine(chunk=1)
+    scripted.hold_at = len(PROMPT) + 4
+    ids = ["g1-1", "g1-10", "g1-1/2", "g1-"]
+    tasks = {id: asyncio.create_task(scripted.generate(PROMPT, Sampling(99), request_id=id)) for id in ids}
+    while len(scripted.held) < len(ids):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await scripted.abort("g1-1")
+    assert (await tasks.pop("g1-1")).finish_reason == "abort"
+    scripted.hold_at = None
+    assert {(await task).finish_reason for task in tasks.values()} == {"length"}
+
+
 async def test_pause_abort_failure_and_new_weights() -> None:
     scripted = engine(chunk=1)
     await scripted.pause()
