@@ -209,6 +209,8 @@ class LearnerConfig(Section):
     device: str = "auto"
     """"auto" takes a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    max_logprob_diff: Annotated[float, Field(gt=0)] = 0.02
+    """Mean distance of the engine's logprobs from the learner's, under the same weights, from which the run warns."""
 
 
 class ColdStart(Section):
@@ -312,10 +314,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.rollout.min_group > self.rollout.group_size:
-            raise ValueError(
-                f"rollout.min_group {self.rollout.min_group} is above group_size {self.rollout.group_size}"
-            )
+        rollout = self.rollout
+        if rollout.min_group > rollout.group_size:
+            raise ValueError(f"rollout.min_group {rollout.min_group} is above group_size {rollout.group_size}")
         return self
 
     @classmethod

@@ -30,7 +30,8 @@ from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import make_batch
 from gspo_agent.learner.learner import Learner
 from gspo_agent.learner.process import LearnerProcess
-from gspo_agent.monitor.metrics import staleness, summarise
+from gspo_agent.monitor.drift import DriftAlarm
+from gspo_agent.monitor.metrics import engine_use, staleness, summarise
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout import export
 from gspo_agent.rollout.collector import Collector, Source
@@ -138,8 +139,10 @@ class Session:
     ) -> int:
         """Consumes leases until the last step; each turn waits for enough groups, then for the learner."""
         config, run, screen = self.config, self.run, self.screen
+        alarm = DriftAlarm(config.learner.max_logprob_diff, run.steps())
         while step < config.run.steps:
             screen.phase("waiting for groups")
+            used = engine.stats()
             lease = await collector.lease(config.rollout.groups_per_step, step=step + 1)
             screen.phase("learning")
             if config.rollout.mode != "async":
@@ -153,12 +156,14 @@ class Session:
             # Groups of equal rewards teach nothing, but they are what the policy did.
             episodes = [t for group in (*lease.groups, *lease.filtered) for t in group.trajectories]
             metrics |= summarise(episodes, config.evaluation.pass_threshold) | staleness(episodes, step)
-            metrics["groups/filtered"] = float(len(lease.filtered))
+            metrics |= {"groups/filtered": float(len(lease.filtered))} | engine_use(used, engine.stats())
             covered = None if saved is None else (saved.name, saved.digest)
             await ledger.commit_step(step, lease, checkpoint=covered, metrics=metrics)
             await publish(await self._weights(learner, step), engine)
             await collector.resume()
             screen.step(step, metrics)
+            if warning := alarm.step(step, metrics):
+                screen.note(warning, "bold yellow")
             if saved is not None:
                 checkpoint.prune(run.checkpoints, config.run.keep_checkpoints, {saved.name})
                 await self.retention.begin(min(checkpoint.saved_steps(run.checkpoints)))

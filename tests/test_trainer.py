@@ -117,6 +117,18 @@ def test_on_policy_the_ratio_is_one_at_zero_updates(tmp_path: Path) -> None:
     assert metrics["log_s_at_zero_updates/max"] < 1e-5
 
 
+def test_a_step_tells_what_was_not_computed_again_and_a_drift_of_the_engine_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tight = ("run.steps=1", "evaluation.episodes=0", "learner.max_logprob_diff=1e-12")
+    ((_, metrics),) = train(config(tmp_path / "run", *tight)).steps()
+    assert metrics["engine/tokens"] > 0
+    assert 0 < metrics["engine/cached_share"] < 1
+    figure = metrics["logprob_diff_at_zero_updates/mean"]
+    assert 0 < figure < 1e-5
+    assert f"they differ by {figure:.3g} in step 1" in " ".join(capsys.readouterr().out.split())
+
+
 def test_an_environment_given_from_python_takes_the_place_of_the_first(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match=r"failed.*rollout.max_failed.*wrod"):
         train(config(tmp_path / "run", "evaluation.episodes=0", "rollout.max_failed=0.01"), env=Broken)
@@ -242,6 +254,7 @@ async def test_a_cut_run_goes_on_with_its_unfinished_episodes(tmp_path: Path) ->
     await trainer.train_async(config(tmp_path / "run", "run.steps=2", "evaluation.episodes=0"))
     result = audit(run.journal)
     assert (result.steps, result.lives, result.breaches) == (2, 2, ())
+    assert run.steps()[1][1]["staleness/max"] <= 1  # the second life counts from the step where the run is
 
 
 async def test_steps_that_no_checkpoint_covered_are_trained_again_on_the_same_groups(tmp_path: Path) -> None:

@@ -218,6 +218,8 @@ def _at_zero_updates(tally: Tally) -> dict[str, float]:
         "log_s_at_zero_updates/max": metrics["log_s/max"],
         "out_of_band_at_zero_updates": metrics["out_of_band_seq"],
         "mismatch_kl_at_zero_updates": metrics["approx_kl"],
+        "logprob_diff_at_zero_updates/mean": metrics["logprob_diff/mean"],
+        "logprob_diff_at_zero_updates/max": metrics["logprob_diff/max"],
     }
 
 

@@ -74,6 +74,16 @@ def staleness(trajectories: Iterable[Trajectory], step: int) -> dict[str, float]
     }
 
 
+def engine_use(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
+    """What an engine did between two of its `stats()`: tokens sampled, prompt tokens computed, and prompt tokens whose
+    keys and values it still had. A partial rollout that goes on under new weights is computed anew, so the share that
+    was cached tells what updates and cuts cost."""
+    use = {name: float(after[name] - before[name]) for name in ("tokens", "prefill_tokens", "cached_tokens")}
+    prompts = use["prefill_tokens"] + use["cached_tokens"]
+    shares = {"engine/cached_share": use["cached_tokens"] / prompts} if prompts else {}
+    return {f"engine/{name}": value for name, value in use.items()} | shares
+
+
 def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: defaultdict[str, list[float]] = defaultdict(list)
     for record in records:

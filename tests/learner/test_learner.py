@@ -64,6 +64,84 @@ def test_another_temperature_than_the_engines_shows_at_once(model_path: Path) ->
     assert metrics["out_of_band_at_zero_updates"] > 0.5
 
 
+def test_at_a_low_temperature_every_single_ratio_is_one_from_the_first_token_on(model_path: Path) -> None:
+    """Not only their mean: an engine that applies the temperature late, or not to the first token, shows in one."""
+    batch = batch_of(sampled_groups(qwen3(), temperature=0.6, turns=3))
+    metrics = learner(model_path, temperature=0.6).step(batch)
+    assert metrics["logprob_diff_at_zero_updates/max"] < 1e-4
+    firsts = batch.loss_mask & ~torch.nn.functional.pad(batch.loss_mask[:, :-1], (1, 0))
+    assert int(firsts.sum()) == 3 * len(batch)
+    late = replace(batch, rollout_logprobs=torch.where(firsts, batch.rollout_logprobs * 0.6, batch.rollout_logprobs))
+    metrics = learner(model_path, temperature=0.6).step(late)
+    assert metrics["logprob_diff_at_zero_updates/max"] > 0.1
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.04])
+def test_the_distance_of_the_engines_logprobs_is_measured_at_zero_updates_on_fresh_tokens(
+    model_path: Path, fresh: Batch, noise: float
+) -> None:
+    """Whatever the later mini-batches have moved, and however far old tokens are."""
+    signs = 1 - 2.0 * (torch.arange(fresh.inputs.shape[1]) % 2)
+    old = torch.zeros_like(fresh.loss_mask)
+    old[:, ::3] = True
+    engine = replace(
+        fresh,
+        rollout_logprobs=fresh.rollout_logprobs + torch.where(old, 3.0, noise * signs),
+        weight_lags=torch.where(old & fresh.loss_mask, 4, fresh.weight_lags),
+    )
+    metrics = learner(model_path, mini_batches=4, lr=1e-2).step(engine)
+    assert metrics["logprob_diff_at_zero_updates/mean"] == pytest.approx(noise, abs=1e-4)
+    assert metrics["logprob_diff/mean"] > 0.5
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token"])
+def test_an_episode_of_three_turns_has_one_ratio_as_one_row_or_as_a_row_for_every_turn(
+    model_path: Path, loss: str
+) -> None:
+    """A row for every turn, each after the history that it had: one trajectory still, with one ratio over all its
+    tokens and one place in the mean; three trajectories would be something else."""
+    whole = batch_of(sampled_groups(qwen3(), groups=2, size=3, turns=3))
+    apart = []
+    for row in range(len(whole)):
+        mask = whole.loss_mask[row]
+        begins = (mask & ~torch.nn.functional.pad(mask[:-1], (1, 0))).cumsum(0)
+        apart += [(row, mask & (begins == turn)) for turn in (1, 2, 3)]
+    rows, masks = torch.tensor([row for row, _ in apart]), torch.stack([mask for _, mask in apart])
+    ends = torch.tensor([int(mask.nonzero()[-1]) + 1 for mask in masks])
+    split = replace(
+        whole,
+        inputs=whole.inputs[rows],
+        targets=whole.targets[rows],
+        loss_mask=masks,
+        rollout_logprobs=whole.rollout_logprobs[rows] * masks,
+        weight_lags=whole.weight_lags[rows] * masks,
+        advantages=whole.advantages[rows],
+        trajectory_ids=whole.trajectory_ids[rows],
+        lengths=ends,
+    )
+    options: Any = {"loss": {"name": loss, "clip_low": 0.5, "clip_high": 0.5}}
+
+    def moved() -> Learner:
+        """Away from the weights that sampled, so that the ratios are not one."""
+        made = learner(model_path, **options)
+        with torch.no_grad():
+            for parameter in made.model.parameters():
+                parameter.mul_(1.02)
+        return made
+
+    expected = gradients(moved(), whole)
+    for tokens in (1 << 20, 1):
+        made = moved()
+        made.config = made.config.model_copy(update={"micro_batch_tokens": tokens})
+        found = gradients(made, split)
+        assert found[0] == pytest.approx(expected[0], abs=1e-6)
+        for gradient, first in zip(found[1], expected[1], strict=True):
+            torch.testing.assert_close(gradient, first, rtol=1e-4, atol=1e-6)
+    three = gradients(moved(), replace(split, trajectory_ids=torch.arange(len(split))))
+    assert abs(three[0] - expected[0]) > 1e-4
+    assert moved().step(split)["trajectories"] == moved().step(whole)["trajectories"] == 6
+
+
 def gradients(learner: Learner, part: Batch) -> tuple[float, list[torch.Tensor]]:
     loss, _, _ = learner._accumulate(part)
     found = [parameter.grad.clone() for parameter in learner.model.parameters() if parameter.grad is not None]

@@ -1,5 +1,5 @@
 from gspo_agent.messages import assistant, call, tool_result, user
-from gspo_agent.monitor.metrics import staleness, summarise, tool_use
+from gspo_agent.monitor.metrics import engine_use, staleness, summarise, tool_use
 from gspo_agent.trajectory import Reward, Segment, Status, Trajectory
 
 
@@ -36,3 +36,12 @@ def test_staleness_is_weighted_by_tokens_in_steps_before_the_consuming_one() -> 
     trajectory.append(Segment([4], "policy", [-1], 2_000_008))
     metrics = staleness([trajectory], step=9)
     assert metrics == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/mixed_episodes": 1.0}
+
+
+def test_what_an_engine_did_is_told_for_the_step_alone_with_the_share_it_had_not_to_compute_again() -> None:
+    before = {"tokens": 100, "prefill_tokens": 1000, "cached_tokens": 50, "running": 3}
+    after = {"tokens": 130, "prefill_tokens": 1010, "cached_tokens": 80, "running": 1}
+    assert engine_use(before, after) == {
+        "engine/tokens": 30.0, "engine/prefill_tokens": 10.0, "engine/cached_tokens": 30.0, "engine/cached_share": 0.75,
+    }  # fmt: skip
+    assert "engine/cached_share" not in engine_use(after, after)
