@@ -1,14 +1,15 @@
 """One small Qwen3-style model directory for the whole session."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gspo_agent.chat import RendererChat, load_chat
+from gspo_agent.chat import RendererChat, TemplateChat, load_chat
 from gspo_agent.config import ColdStart
 from gspo_agent.messages import Message, assistant, call, system, tool_result, user
-from gspo_agent.tiny import make_config, render, train_tokenizer
+from gspo_agent.tiny import CONTROL_TOKENS, MARKUP_TOKENS, make_config, render, train_tokenizer
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -30,6 +31,16 @@ def demonstration(a: int, b: int) -> list[Message]:
         tool_result(str(a * b)),
         assistant(f"The answer is {a * b}."),
     ]
+
+
+def letter_by_letter(chat: RendererChat | TemplateChat, text: str) -> list[int]:
+    """Ids that decode to `text` and are not those that the tokenizer gives it; marks stay whole."""
+    marks = "|".join(map(re.escape, CONTROL_TOKENS + MARKUP_TOKENS))
+    pieces = [piece for part in re.split(f"({marks})", text) for piece in ([part] if re.match(marks, part) else part)]
+    ids = [token for piece in pieces for token in chat.tokenizer.encode(piece)]
+    assert chat.tokenizer.decode(ids) == text
+    assert ids != chat.tokenizer.encode(text)
+    return ids
 
 
 @pytest.fixture(scope="session")

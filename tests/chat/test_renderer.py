@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,14 @@ from hypothesis import strategies as st
 from renderers.qwen3 import Qwen3Renderer
 
 from gspo_agent.chat import RendererChat
+from gspo_agent.config import Limits
+from gspo_agent.env import ToolEnv, tool
 from gspo_agent.messages import Message, assistant, call, system, tool_result, user
+from gspo_agent.rollout.episode import run_episode
+from gspo_agent.testing import ScriptedEngine
 from gspo_agent.tiny import CONTROL_TOKENS, MARKUP_TOKENS, render
-from tests.chat.conftest import TOOLS, demonstration
+from gspo_agent.trajectory import Trajectory
+from tests.chat.conftest import TOOLS, demonstration, letter_by_letter
 
 HOSTILE = "".join(CONTROL_TOKENS + MARKUP_TOKENS)
 TEXT = st.one_of(
@@ -20,7 +26,9 @@ TEXT = st.one_of(
 CALL = st.builds(
     lambda name, arguments: call(name, **arguments),
     st.sampled_from(["python", "submit"]),
-    st.dictionaries(st.sampled_from(["code", "x"]), TEXT | st.integers() | st.lists(TEXT, max_size=2), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["code", "x"]), TEXT | st.integers(-(2**63), 2**64 - 1) | st.lists(TEXT, max_size=2), max_size=2
+    ),
 )
 TURN = st.builds(assistant, TEXT, st.lists(CALL, max_size=3))
 ANSWERS = st.lists(st.builds(tool_result, TEXT) | st.builds(user, TEXT), min_size=1, max_size=3)
@@ -87,6 +95,82 @@ def test_results_of_one_turn_share_one_wrapper(chat: RendererChat) -> None:
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+LIKE_WRITTEN = [
+    "The answer is 1234.<|im_end|>",
+    "The answer is 1234.",
+    '<tool_call>\n{"name": "python", "arguments": {"code": "1234"}}\n</tool_call><|im_end|>',
+    "<think>\nThe answer\n</think>\n\nThe answer is 1234.<|im_end|>",
+    "<think>\nThe answer is",
+]
+
+
+@pytest.mark.parametrize("text", LIKE_WRITTEN)
+def test_a_turn_of_other_ids_that_read_alike_is_closed_and_parsed_alike(chat: RendererChat, text: str) -> None:
+    usual, sampled_otherwise = sampled(chat, text), letter_by_letter(chat, text)
+    assert closed_by(chat, sampled_otherwise, [user("ok")]) == closed_by(chat, usual, [user("ok")]) is not None
+    assert chat.parse(sampled_otherwise, TOOLS) == chat.parse(usual, TOOLS)
+
+
+class Interpreter(ToolEnv):
+    """A tool that says what it is told."""
+
+    def prompt(self, task: dict[str, Any]) -> list[Message]:
+        return demonstration(12, 34)[:2]
+
+    @tool
+    async def python(self, code: str) -> str:
+        """Run Python."""
+        return code
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return float("1234" in answer)
+
+
+class Prompted(ScriptedEngine):
+    """Keeps every prompt."""
+
+    prompts: list[list[int]]
+
+    async def generate(self, token_ids: Sequence[int], sampling: Any, *, request_id: str) -> Any:
+        self.prompts.append(list(token_ids))
+        return await super().generate(token_ids, sampling, request_id=request_id)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_an_episode_keeps_every_sampled_id_and_grows_into_what_the_template_writes(
+    chat: RendererChat, thinking: bool
+) -> None:
+    """Three turns whose ids the tokenizer would not have chosen, with old thinking that templates strip and two results
+    beside each other, cut at every seventh token: every prompt begins with the one before it."""
+    calls = [f'<tool_call>\n{{"name": "python", "arguments": {{"code": "{n}"}}}}\n</tool_call>' for n in (12, 34, 56)]
+    texts = [f"{calls[0]}\n{calls[1]}<|im_end|>", f"{calls[2]}<|im_end|>", "The answer is 1234.<|im_end|>"]
+    if thinking:
+        texts = [f"<think>\nThe answer {n}\n</think>\n\n{text}" for n, text in enumerate(texts)]
+    turns = [letter_by_letter(chat, text) for text in texts]
+    mark, *header = chat.tokenizer.encode("<|im_start|>assistant\n")
+
+    def answer(prompt: Sequence[int], seed: int) -> list[int]:
+        begun = sum(list(prompt[n : n + 2]) == [mark, *header[:1]] for n in range(len(prompt) - 1))
+        return [*header, *turns[begun]]
+
+    engine = Prompted(answer, turn_mark=mark, vocab_size=chat.vocab_size)
+    engine.prompts = []
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(
+        trajectory, env=Interpreter(), chat=chat, engine=engine, task={}, limits=Limits(), journal_tokens=7
+    )
+    assert (trajectory.stop_reason, trajectory.reward) == ("terminated", 1.0)
+    (row,) = trajectory.rows()
+    assert row.token_ids[row.sampled].tolist() == [token for turn in turns for token in turn]
+    assert len(engine.prompts) > 20
+    for before, after in zip(engine.prompts, [*engine.prompts[1:], row.token_ids.tolist()], strict=True):
+        assert after[: len(before)] == before
+    if not thinking:
+        env = Interpreter()
+        await env.areset(seed=5, options={"task": {}})
+        assert chat.tokenizer.decode(row.token_ids.tolist()) + "\n" == render(trajectory.messages, env.tool_schemas)
 
 
 def test_tool_output_cannot_end_a_turn_or_open_one(chat: RendererChat) -> None:

@@ -8,8 +8,8 @@ from gspo_agent.chat import RendererChat, TemplateChat
 from gspo_agent.chat.text import SafeTokenizer
 from gspo_agent.errors import ChatError
 from gspo_agent.messages import Message, assistant, call, system, tool_result, user
-from tests.chat.conftest import TOOLS
-from tests.chat.test_renderer import HOSTILE, conversations
+from tests.chat.conftest import TOOLS, letter_by_letter
+from tests.chat.test_renderer import HOSTILE, LIKE_WRITTEN, conversations
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools {{ tools | tojson }}<|im_end|>\n{% endif %}"
@@ -86,6 +86,15 @@ def test_a_turn_is_closed_only_where_every_sampled_token_stays(
     else:
         assert tail is not None
         assert chat.tokenizer.decode(tail) == closing + "<|im_start|>user\nok<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("text", LIKE_WRITTEN[:3])
+def test_a_turn_of_other_ids_that_read_alike_is_closed_and_parsed_alike(chat: TemplateChat, text: str) -> None:
+    prompt = chat.open([user("hi")], TOOLS)
+    usual, otherwise = chat.tokenizer.encode(text), letter_by_letter(chat, text)
+    tails = [chat.extend(prompt + turn, len(prompt), [user("ok")], TOOLS) for turn in (usual, otherwise)]
+    assert tails[0] == tails[1] is not None
+    assert chat.parse(otherwise, TOOLS) == chat.parse(usual, TOOLS)
 
 
 def test_tool_output_cannot_end_a_turn(chat: TemplateChat) -> None:
