@@ -80,6 +80,8 @@ class Env(gymnasium.Env[Observation, Message]):
     """Set by the runner, as is `episode_id`, before reset or set_state: together they name an episode everywhere."""
     episode_id: str
     """Call ids are f"{episode_id}/{turn}/{position}"."""
+    known_task: dict[str, Any] | None
+    """Set by a runner that keeps the task of this episode: the state may leave it out, and set_state find it here."""
     score_seconds: float | None
     """Set by the runner: how long one score may take."""
     tool_schemas: list[dict[str, Any]]
@@ -98,7 +100,7 @@ class Env(gymnasium.Env[Observation, Message]):
         self = super().__new__(cls)
         self.call_log = CallLog()
         self.run_id = self.episode_id = ""
-        self.score_seconds = None
+        self.known_task = self.score_seconds = None
         self.tool_schemas = []
         self.tainted = False
         self.reward_weights = None
@@ -172,12 +174,12 @@ class Env(gymnasium.Env[Observation, Message]):
     def destroy_leftovers(cls, run_id: str, living: Collection[str], **options: Any) -> Any:
         """Destroys what dead processes of this run left outside: containers, subprocesses, directories. Optional.
 
-        Called once when a run starts, before any episode begins or goes on; may be async. What an environment makes
+        Called once whenever a run starts, before any episode begins or goes on; may be async. What an environment makes
         outside is best named after `run_id` and `episode_id`, so that it is found here.
 
         Args:
-            living: Ids of the episodes that will go on. At the level "handle" theirs have to stay; at the level "state"
-                `set_state` makes everything anew, and nothing is needed any more.
+            living: Ids of the episodes of the run that will go on, in whatever environment. At the level "handle"
+                theirs have to stay; at the others the next instance makes everything anew.
             options: Those of the constructor that it has parameters for.
         """
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo_agent.env.given import Given
 from gspo_agent.env.shared import Shared
 from gspo_agent.env.state import GeneratorEncoder
 from gspo_agent.env.threads import run_sync
@@ -24,6 +25,8 @@ class Episode:
     """The attributes before the first setup: the same in every instance."""
     task: dict[str, Any] = field(default_factory=dict)
     task_json: Any = None
+    given: Given | None = None
+    """The task, where the runner keeps it."""
     generator: GeneratorEncoder = field(default_factory=GeneratorEncoder)
     turn: int = 0
     done: bool = False

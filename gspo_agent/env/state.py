@@ -2,7 +2,8 @@
 
 Plain JSON stays as it is. Everything else is an object with one key that starts with "$": tuples, sets, bytes, numpy
 arrays and scalars, floats and texts that JSON lacks, integers beyond 64 bits, dicts whose keys are no strings, and
-references to a container that was met before (two attributes that hold one list still do after a restart).
+references to a container that was met before (two attributes that hold one list still do after a restart), and
+what is still as a runner's task gave it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from gspo_agent.env.given import Given
+
 _MAX_INT = 2**63 - 1
 _MAX_DEPTH = 200
 _CONTAINERS = frozenset({list, dict, tuple, set, frozenset, bytearray, np.ndarray})
@@ -24,13 +27,14 @@ class NotEncodable(Exception):
     """A value without a lossless JSON form; the message says which, and where it is."""
 
 
-def encode(value: Any, name: str = "value") -> Any:
-    """`value` as JSON. Raises NotEncodable, which calls the value `name`."""
-    return _Encoder().encode(value, name)
+def encode(value: Any, name: str = "value", given: Given | None = None) -> Any:
+    """`value` as JSON; of parts of `given` only the place. Raises NotEncodable, which calls the value `name`."""
+    return _Encoder(given).encode(value, name)
 
 
-def decode(data: Any) -> Any:
-    return _Decoder().decode(data)
+def decode(data: Any, given: Given | None = None) -> Any:
+    """Parts of what was given become those of the copy in `given`."""
+    return _Decoder(given).decode(data)
 
 
 class GeneratorEncoder:
@@ -61,13 +65,18 @@ def decode_generator(data: Any) -> np.random.Generator | None:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, given: Given | None) -> None:
+        self.given = given
         self.seen: dict[int, int] = {}
         self.depth = 0
         self.alive: list[Any] = []  # an id is only unique while its object lives
 
     def encode(self, value: Any, place: str) -> Any:
         kind = type(value)
+        if self.given is not None and (kind is str or kind in _CONTAINERS):
+            keys = self.given.place(value)
+            if keys is not None:
+                return {"$task": keys}
         if kind is str:
             return (
                 value if value.isascii() or _has_utf8(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
@@ -116,7 +125,8 @@ class _Encoder:
 
 
 class _Decoder:
-    def __init__(self) -> None:
+    def __init__(self, given: Given | None) -> None:
+        self.given = given
         self.made: list[Any] = []
 
     def decode(self, data: Any) -> Any:
@@ -142,6 +152,10 @@ class _Decoder:
     def _special(self, key: str, body: Any) -> Any:
         if key == "$ref":
             return self.made[body]
+        if key == "$task":
+            if self.given is None:
+                raise ValueError("the state leaves parts of the task out, and there is no known_task")
+            return self.given.at(body)
         if key in _ATOMS:
             return _ATOMS[key](body)
         if key == "$dict":

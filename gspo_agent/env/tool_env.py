@@ -14,6 +14,7 @@ import gymnasium
 from gspo_agent.env.calls import answer, prepare, step_id
 from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
 from gspo_agent.env.episode import Episode, once, quietly
+from gspo_agent.env.given import Given
 from gspo_agent.env.options import check_names
 from gspo_agent.env.redaction import redact_calls
 from gspo_agent.env.scoring import verdict_within, weigh
@@ -126,11 +127,16 @@ class ToolEnv(Env):
         gymnasium.Env.reset(self, seed=seed)
         await self._open_shared()
         self._remember_initial()
-        given = (options or {}).get("task")
-        with boundary(EnvError, f"{type(self).__name__}.sample_task"):
-            # Copies, because a tool may change what setup took from the task, and a group's episodes share it.
-            task = copy.deepcopy(dict(self.sample_task() if given is None else given))
-        self.__episode = episode = Episode(self.__episode.shared, self.__episode.initial, copy.deepcopy(task))
+        given: dict[str, Any] | None = (options or {}).get("task")
+        # The author gets a copy: a tool may change what setup took from the task, and a group's episodes share it.
+        self.__episode = episode = Episode(self.__episode.shared, self.__episode.initial)
+        if given is not None and given is self.known_task:
+            episode.given = Given(given)
+            episode.task, task = given, episode.given.copy
+        else:
+            with boundary(EnvError, f"{type(self).__name__}.sample_task"):
+                task = copy.deepcopy(dict(self.sample_task() if given is None else given))
+            episode.task = copy.deepcopy(task)
         episode.open, self.metrics = True, {}
         await self._hook("setup", task)
         messages = self._conversation(await self._hook("prompt", task))
@@ -187,22 +193,28 @@ class ToolEnv(Env):
         tainted it; None where that is unknown, and the last committed state holds."""
         episode = self.__episode
         if episode.keeping:
-            return encode(self._changed(), "self")
+            return encode(self._changed(), "self", episode.given)
         kept = episode.last_good if self.tainted else self._snapshot()
         if kept is None:
             return None
         tools = {} if type(self).tools is ToolEnv.tools else {"tool_schemas": self.tool_schemas}
-        return {"task": episode.task_json, "turn": episode.turn, "done": episode.done, **kept, **tools}
+        task = {"task": episode.task_json} if episode.given is None else {}
+        return {**task, "turn": episode.turn, "done": episode.done, **kept, **tools}
 
     def set_state(self, state: Any) -> None:
         episode = self.__episode
         if episode.keeping:
-            self._bind(decode(state))
+            self._bind(decode(state, episode.given))
             return
         self._remember_initial()
-        episode.task, episode.task_json = decode(state["task"]), state["task"]
+        if "task" in state:
+            episode.task, episode.task_json, episode.given = decode(state["task"]), state["task"], None
+        elif self.known_task is None:
+            raise EnvError(f"{type(self).__name__}: the state leaves the task out; set known_task before set_state")
+        else:
+            episode.task, episode.given = self.known_task, Given(self.known_task)
         episode.turn, episode.done, episode.open, episode.ready = state["turn"], state["done"], True, True
-        load, saved = type(self)._load, decode(state["attributes"])
+        load, saved = type(self)._load, decode(state["attributes"], episode.given)
         if load is None:
             self._bind(saved)
         else:
@@ -230,13 +242,13 @@ class ToolEnv(Env):
         """Attributes and generator as JSON; None, and the level "none", where one of them has no such form."""
         episode, save = self.__episode, type(self)._save
         try:
-            if episode.task_json is None:
+            if episode.task_json is None and episode.given is None:
                 episode.task_json = encode(episode.task, "task")
             if save is None:
-                saved = encode(self._changed(), "self")
+                saved = encode(self._changed(), "self", episode.given)
             else:
                 with self._keeping("get_state"):
-                    saved = encode(save(self), "get_state()")
+                    saved = encode(save(self), "get_state()", episode.given)
             return {"attributes": saved, "np_random": episode.generator.encode(self._np_random)}
         except NotEncodable as problem:
             self.state_level, self.state_problem = "none", str(problem)

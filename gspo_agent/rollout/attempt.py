@@ -86,8 +86,8 @@ class Attempts:
         try:
             env = source.factory.create()
             if episode.needs_env:
-                recorder.introduce(env)
-                await rebuild(env, episode, dict(group.task))
+                recorder.introduce(env, dict(group.task))
+                await rebuild(env, episode)
             await run_episode(
                 episode.trajectory,
                 env=env,
@@ -137,7 +137,7 @@ class Attempts:
         """Lets go of the instance; where the episode was cut, what its state leads to stays."""
         if env is None:
             return
-        over = recorder.settled is not None or recorder.lost
+        over = recorder.settled is not None or recorder.lost or recorder.episode.turn < 0
         try:
             async with asyncio.timeout(_LAST_CLOSE_SECONDS if self.leaving else _CLOSE_SECONDS):
                 await (env.aclose() if over else env.adetach())

@@ -107,7 +107,7 @@ class Collector:
     async def start(self, step: int) -> None:
         """Goes on with every unfinished episode of the journal and begins what is missing; `step` is the last one.
 
-        Requests that a dead life may have left in the engine are ended first.
+        First what dead lives may have left is ended: requests in the engine, and what environments have outside.
         """
         if not self._stopping:
             raise RuntimeError("the collector runs already")
@@ -125,6 +125,9 @@ class Collector:
             raise JournalError(
                 f"{self._journal.path} has groups of [[env]] {min(unknown)}; there is no such section now"
             )
+        living = self._ledger.living()
+        for source in self._sources:
+            await source.factory.destroy_leftovers(self._journal.run_id, living)
         self._queue(unfinished)
         self._topping_up.set()
         self._keep(self._top_up())

@@ -63,10 +63,11 @@ async def run_episode(
     recorder = recorder or Recorder(trajectory)
     if recorder.episode.trajectory is not trajectory:
         raise ValueError("the recorder has another trajectory")
-    recorder.introduce(env)
+    task = dict(task)
+    recorder.introduce(env, task)
     env.score_seconds = limits.score
     clock = clock or Clock()
-    player = _Player(env, chat, engine, dict(task), limits, temperature, recorder, journal_tokens, renew, clock)
+    player = _Player(env, chat, engine, task, limits, temperature, recorder, journal_tokens, renew, clock)
     try:
         await player.play()
     except (JournalError, ConfigError):
@@ -298,7 +299,7 @@ class _Player:
                 f"{type(env).__name__}: a call past its deadline still runs, and there is no state to go on from"
             )
         fresh = self.renew()
-        self.recorder.introduce(fresh)
+        self.recorder.introduce(fresh, self.task)
         fresh.score_seconds = env.score_seconds
         fresh.set_state(value)
         self.env = fresh

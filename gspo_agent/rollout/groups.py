@@ -262,6 +262,14 @@ def ready_groups(connection: sqlite3.Connection) -> list[Ready]:
     return [Ready(group_id, bool(flat), oldest) for group_id, flat, oldest in rows]
 
 
+def living(connection: sqlite3.Connection) -> list[str]:
+    rows = connection.execute(
+        "SELECT group_id, number, attempt, seed FROM slots WHERE state = 'running' "
+        "AND EXISTS (SELECT 1 FROM events WHERE slot = slots.id AND kind = 'observed') ORDER BY id"
+    )
+    return [Trajectory(*row).id for row in rows]
+
+
 def unfinished(connection: sqlite3.Connection) -> list[OpenGroup]:
     """Groups with slots that wait or run, in the order in which they were created."""
     groups = {

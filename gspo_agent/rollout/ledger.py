@@ -72,6 +72,10 @@ class Ledger:
     def unfinished(self) -> list[OpenGroup]:
         return self._now(groups.unfinished)
 
+    def living(self) -> list[str]:
+        """Ids of the episodes that have begun, were reset, and have not ended."""
+        return self._now(groups.living)
+
     def ready(self) -> list[Ready]:
         """Finished groups in the order in which they finished."""
         return self._now(groups.ready_groups)

@@ -72,8 +72,9 @@ class Recorder:
             self.enter("")
             await asyncio.get_running_loop().create_future()
 
-    def introduce(self, env: Env) -> None:
+    def introduce(self, env: Env, task: dict[str, Any]) -> None:
         """Tells an environment which episode it plays."""
+        env.known_task = task
         env.run_id, env.episode_id, env.call_log = self.run_id, self.episode.trajectory.id, self.call_log(env)
 
     def snapshot(self, env: Env) -> State | Same | None:

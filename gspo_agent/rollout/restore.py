@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 from gspo_agent.env import CallLog, Env
 from gspo_agent.env.calls import calling
@@ -13,14 +12,14 @@ from gspo_agent.rollout.events import Episode
 from gspo_agent.rollout.recorder import KEPT
 
 
-async def rebuild(env: Env, episode: Episode, task: dict[str, Any]) -> None:
+async def rebuild(env: Env, episode: Episode) -> None:
     """Sets the environment's state, or repeats the recorded actions and compares every answer.
 
     The environment has been introduced to its episode. Raises StateLost where the level, or what is left, gives no way
     back: the episode has to start again. Raises ReplayError at the first answer that differs.
     """
     if env.state_level == "replay":
-        await _replay(env, episode, task)
+        await _replay(env, episode)
     elif env.state_level in KEPT and episode.state is not None:
         with boundary(EnvError, f"{type(env).__name__}.set_state"):
             env.set_state(episode.state.value)
@@ -30,9 +29,9 @@ async def rebuild(env: Env, episode: Episode, task: dict[str, Any]) -> None:
         env.tool_schemas = episode.tools
 
 
-async def _replay(env: Env, episode: Episode, task: dict[str, Any]) -> None:
+async def _replay(env: Env, episode: Episode) -> None:
     log, env.call_log = env.call_log, CallLog()  # the calls are in the journal already
-    observed, _ = await env.areset(seed=episode.trajectory.seed, options={"task": task})
+    observed, _ = await env.areset(seed=episode.trajectory.seed, options={"task": env.known_task})
     _compare(0, episode.history[0][1], observed)
     for turn, (action, recorded) in enumerate(episode.history[1:], start=1):
         assert action is not None
