@@ -70,10 +70,11 @@ class Audit:
 
 
 def audit(path: str | Path) -> Audit:
-    """Checks the journal at `path`; needs no lock. Raises JournalError where there is none."""
+    """Checks the journal at `path`; needs no lock. Raises JournalError where there is none, or a page is damaged."""
     with closing(schema.read_only(Path(path))) as connection:
         try:
             connection.execute("BEGIN")
+            schema.check_whole(connection, Path(path))
             return _audit(connection)
         except sqlite3.Error as error:
             raise schema.damaged(Path(path), error) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sqlite3
@@ -11,9 +12,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gspo_agent.errors import JournalError, written
+from gspo_agent.rollout import remains
 
+_log = logging.getLogger(__name__)
 APPLICATION_ID = 0x4753504F  # "GSPO"
 FORMAT = 2
+CHECKED_WHOLE = 64 * 1024 * 1024
+"""Bytes up to which a file is looked through at every start; on a slow disk that takes about a second."""
 READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer
 
 TABLES = """
@@ -77,15 +82,21 @@ _NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs
 def connect(path: Path, *, durability: str) -> sqlite3.Connection:
     """A connection that may write; creates the tables in a new file.
 
-    Raises JournalError where the file is not a journal, belongs to a newer format, or is damaged.
+    Raises JournalError where the file is not a journal, is of another format, lies there without its other half or
+    with another run's, or is damaged. What a power cut tore off the end of the log is left out, and said.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    remains.refuse_half(path)
+    if not on_network(path):
+        remains.refuse_strange_wal(path)
+    committed = remains.commits(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
     try:
         if on_network(path):
             # Shared memory does not cross hosts; with an exclusive lock SQLite keeps the WAL index in this process.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         _check_identity(connection, path)
+        _name_torn(connection, path, committed)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         connection.execute("PRAGMA cache_size = -16384")
@@ -121,14 +132,44 @@ def _create_or_verify(connection: sqlite3.Connection, path: Path) -> None:
             f"BEGIN IMMEDIATE;{TABLES}PRAGMA application_id = {APPLICATION_ID};PRAGMA user_version = {FORMAT};COMMIT;"
         )
         return
-    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if verdict != "ok":
-        raise JournalError(f"{path} is damaged: {verdict}; restore it from a copy or choose another run directory")
+    check_whole(connection, path, but_log=path.stat().st_size > CHECKED_WHOLE)
+
+
+def _name_torn(connection: sqlite3.Connection, path: Path, committed: list[int]) -> None:
+    """Before anything is written: what `committed` says was there, and is not read, is gone from here on."""
+    _, readable, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    lost = sum(frame > readable for frame in committed)
+    if lost and readable >= 0:
+        _log.warning(
+            "%s: the last %d transactions cannot be read, torn by a power cut or damaged; the run goes on from what "
+            "was before them. run.durability = 'power' waits for the disk",
+            remains.wal_of(path), lost,
+        )  # fmt: skip
+
+
+def check_whole(connection: sqlite3.Connection, path: Path, *, but_log: bool = False) -> None:
+    """Looks through every page, or through the ledger's alone; raises JournalError at the first that is damaged.
+
+    The ledger's are few, however long the run. The log's are read from the disk at every start for nothing but this;
+    a damaged one is named when it is needed.
+    """
+    checks = ["PRAGMA quick_check(1)"]
+    if but_log:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name != 'events'")
+        checks = [f"PRAGMA quick_check({name})" for (name,) in tables]
+    for check in checks:
+        verdict = connection.execute(check).fetchone()[0]
+        if verdict != "ok":
+            raise JournalError(
+                f"{path} is damaged: {verdict}; restore it, and {path.name}-wal if there is one, from one copy, or "
+                "choose another run directory"
+            )
 
 
 def read_only(path: Path, timeout: float = READ_TIMEOUT) -> sqlite3.Connection:
     """A connection for looking, beside a process that writes. Raises JournalError where there is nothing to see, and
     where that process has the file for itself, as on a network file system, for longer than `timeout` seconds."""
+    remains.refuse_half(path)
     if not path.exists():
         raise JournalError(f"no journal at {path}; is this a run directory?")
     connection = _open_to_read(path, timeout)

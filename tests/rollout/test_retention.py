@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, OpenGroup, read_status
 from gspo_agent.rollout.retention import Retention, retire
 from gspo_agent.trajectory import Status
+from tests.rollout.scene import until
 from tests.rollout.test_ledger import begin, end, new_group, sample
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -297,24 +299,27 @@ async def test_in_the_background_a_cut_leaves_the_rest_to_the_next_start(
     journal: Journal, fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger, out = Ledger(journal), fast_path / "episodes"
-    await train(ledger, 1, 2)
-    held, records = asyncio.Event(), export._records
+    await train(ledger, 1, 2, filtered=True)
+    begun, go_on, records = asyncio.Event(), threading.Event(), export._records
     loop = asyncio.get_running_loop()
 
-    def slowly(*arguments: Any) -> Any:
-        loop.call_soon_threadsafe(held.set)
+    def held(*arguments: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(20)
         return records(*arguments)
 
-    monkeypatch.setattr(export, "_records", slowly)
+    monkeypatch.setattr(export, "_records", held)
     background = Retention(journal, 0, out)
     await background.begin(2)
-    await held.wait()
+    await begun.wait()
     await background.stop()
+    go_on.set()
+    await until(lambda: not list(out.iterdir()))  # the thread that was left behind ends, and leaves no file
     monkeypatch.undo()
     assert audit(journal.path).breaches == ()
     await background.begin(2)
     await background.finish()
-    assert [len(rows(out / export.step_file(step))) for step in (1, 2)] == [2, 2]
+    assert [len(rows(out / export.step_file(step))) for step in (1, 2)] == [4, 4]
     assert count(journal, "slots") == 0
 
 
