@@ -109,6 +109,7 @@ class Run:
     limits: Limits = field(default_factory=Limits)
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(shopper))
     durability: Any = "process"
+    chat: ByteChat = CHAT
 
     def __enter__(self) -> Run:
         self.journal = Journal.open(self.path, durability=self.durability)
@@ -118,7 +119,7 @@ class Run:
             journal=self.journal,
             ledger=self.ledger,
             sources=[Source(factory, Tasks(), self.limits)],  # type: ignore[arg-type]
-            chat=CHAT,
+            chat=self.chat,
             engine=self.engine,
             config=self.config,
             seed=1,
