@@ -223,8 +223,6 @@ class Sampled:
             episode.token_ids.extend(segment.token_ids.tolist())
             episode.sampled += len(segment)
         episode.seconds += self.seconds
-        if self.finish is not None and self.finish != "stop":
-            episode.trajectory.stop_reason = self.finish
 
     def encode(self) -> tuple[Row, Mapping[str, bytes]]:
         parts = self.segments
