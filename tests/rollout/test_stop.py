@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,12 @@ import pytest
 
 from gspo_agent.config import RolloutConfig
 from gspo_agent.env import ToolEnv, tool
+from gspo_agent.errors import JournalError
 from gspo_agent.messages import call
 from gspo_agent.rollout import collector as module
 from gspo_agent.rollout.ledger import NewGroup
 from gspo_agent.testing import ScriptedEngine
-from tests.rollout.scene import CHAT, Run, Shop, play_to_the_end, until
+from tests.rollout.scene import CHAT, Run, Shop, play_to_the_end, until, view
 
 CONFIG = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
 
@@ -170,44 +174,70 @@ def new_group() -> NewGroup:
     return NewGroup(0, 0, "shop", {"a": 1, "b": 2, "number": 0}, 2, 3, 2, 1)
 
 
-async def test_a_slow_disk_holds_up_requests_and_not_the_growth_of_memory(fast_path: Path) -> None:
-    """The writer is held up: sampling goes on until what is queued fills its room, and then no more; afterwards all of
-    it is written, and the episodes end as they would have."""
-    with Run(fast_path / "whole.sqlite", Shop, CONFIG) as run:
-        whole = await play_to_the_end(run)
-    config = CONFIG.model_copy(update={"journal_tokens": 1})
-    with Run(fast_path / "slow.sqlite", Shop, config) as run:
-        run.journal._queued_bytes = room = 4000
-        await run.collector.start(0)
-        await until(lambda: len(run.engine.requests) >= 4)
-        go = threading.Event()
-        run.journal.submit(lambda connection: go.wait(20))
-        await until(lambda: {r.stage for r in run.collector._attempts.active.values()} == {"journal"})
-        held_up, queued = len(run.engine.requests), run.journal.queued
-        await asyncio.sleep(0.05)
-        assert (len(run.engine.requests), run.journal.queued) == (held_up, queued)
-        assert room < queued < 2 * room
+class Repeatable(Shop):
+    """Its tool waits for nothing to be on disk."""
+
+    @tool(idempotent=True)
+    async def add(self, number: int) -> str:
+        """Adds a number to the running total."""
+        self.total += number
+        return str(self.total)
+
+
+@asynccontextmanager
+async def a_disk_that_stands_still(run: Run) -> AsyncIterator[threading.Event]:
+    """In here each episode has sampled one turn, all of it waits for the disk, and there is room for no more of it.
+    The disk goes on with the event."""
+    run.engine.hold_at = 0
+    run.journal._queued_bytes = 1
+    await run.collector.start(0)
+    await until(lambda: len(run.engine.held) == 2)
+    go = threading.Event()
+    run.journal.submit(lambda connection: go.wait(20))
+    run.engine.hold_at = None
+    await until(lambda: {r.stage for r in run.collector._attempts.active.values()} == {"journal"})
+    try:
+        yield go
+    finally:
         go.set()
-        lease = await run.collector.lease(1, step=1)
-        await run.collector.stop()
+
+
+async def test_a_slow_disk_holds_up_requests_and_not_the_growth_of_memory(fast_path: Path) -> None:
+    with Run(fast_path / "whole.sqlite", Repeatable, CONFIG) as run:
+        whole = await play_to_the_end(run)
+    with Run(fast_path / "slow.sqlite", Repeatable, CONFIG) as run:
+        async with a_disk_that_stands_still(run) as go:
+            assert len(run.engine.requests) == 2
+            queued = run.journal.queued
+            await asyncio.sleep(0.05)
+            assert len(run.engine.requests) == 2
+            assert run.journal.queued == queued > 1
+            go.set()
+            lease = await run.collector.lease(1, step=1)
+            await run.collector.stop()
         assert run.journal.queued == 0
-    slow = [t for group in lease.groups for t in group.trajectories]
-    assert [t.token_ids().tolist() for t in slow] == [t.token_ids().tolist() for t in whole]
-    assert len(run.engine.requests) > held_up
+    assert [view(t) for group in lease.groups for t in group.trajectories] == [view(t) for t in whole]
 
 
 async def test_a_stop_ends_the_waiting_for_a_disk_that_stands_still(fast_path: Path) -> None:
-    config = CONFIG.model_copy(update={"journal_tokens": 1})
-    with Run(fast_path / "slow.sqlite", Shop, config) as run:
-        run.journal._queued_bytes = 4000
-        await run.collector.start(0)
-        await until(lambda: len(run.engine.requests) >= 4)
-        go = threading.Event()
-        run.journal.submit(lambda connection: go.wait(20))
-        await until(lambda: {r.stage for r in run.collector._attempts.active.values()} == {"journal"})
-        stopping = asyncio.create_task(run.collector.stop())
-        await until(lambda: not run.collector._tasks)
-        assert not stopping.done()  # it promises that all is on disk
-        go.set()
-        await stopping
+    with Run(fast_path / "slow.sqlite", Repeatable, CONFIG) as run:
+        async with a_disk_that_stands_still(run) as go:
+            stopping = asyncio.create_task(run.collector.stop())
+            await until(lambda: not run.collector._tasks)
+            assert not stopping.done()  # it promises that all is on disk
+            go.set()
+            await stopping
         assert run.journal.queued == 0
+
+
+async def test_a_disk_that_fails_ends_the_waiting_for_room(fast_path: Path) -> None:
+    with pytest.raises(JournalError, match="disk"), Run(fast_path / "full.sqlite", Repeatable, CONFIG) as run:  # noqa: PT012
+        async with a_disk_that_stands_still(run) as go:
+
+            def fail(connection: sqlite3.Connection) -> None:
+                raise sqlite3.OperationalError("disk I/O error")
+
+            run.journal.submit(fail)
+            go.set()
+            async with asyncio.timeout(10):
+                await run.collector.lease(1, step=1)
