@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Coroutine
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,14 +76,25 @@ def resume(run_dir: RunDir, overrides: Overrides = None) -> None:
 @app.command()
 def status(
     run_dir: RunDir,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every episode in flight, not only the longest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as one JSON object.")] = False,
 ) -> None:
-    """Show where a run stands, alive or not: steps, groups, what each episode waits for, failures by cause."""
+    """Show where a run stands, alive or not: what each episode waits for and since when, what stands still, what a
+    restart now would lose, groups, attempts, failures by cause, how old tokens are, and how to go on.
+
+    Needs no lock and writes nothing: it works on a live run, a dead one, a copy, a read-only directory, and from
+    another host on a network file system.
+    """
+    import orjson
+
     from gspo_agent.run import Run
 
-    run = Run.open(run_dir)
-    state = run.status()
-    print(json.dumps(asdict(state), default=str) if as_json else state)
+    report = Run.open(run_dir).report()
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
+    if as_json:
+        print(orjson.dumps(report.as_json(), default=tuple, option=options).decode())
+    else:
+        print(report.text(everything))
 
 
 @app.command()

@@ -7,6 +7,7 @@ checkpoints/     step-N directories, each loadable by transformers
 episodes/        step-N.parquet: the episodes that have left the journal, where the run exports them
 held_out.jsonl   one line per evaluation
 curve.png        the learning curve, drawn after every step
+live.json        what the running process says about itself, every two seconds (see `rollout.live`)
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from gspo_agent.config import Config
 from gspo_agent.errors import ConfigError, JournalError, written
 from gspo_agent.monitor.curve import Point, band_title, draw
+from gspo_agent.monitor.report import Report, read_report
 from gspo_agent.rollout.ledger import RunStatus, read_last_step, read_status, read_steps
 
 
@@ -120,6 +122,10 @@ class Run:
 
     def status(self) -> RunStatus:
         return read_status(self.journal)
+
+    def report(self) -> Report:
+        """All that can be told from outside, also where the journal can't be read."""
+        return read_report(self.dir, self.journal)
 
     def steps(self) -> list[Point]:
         """(step, metrics) of every committed step of the surviving lineage."""

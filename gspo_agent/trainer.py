@@ -37,6 +37,7 @@ from gspo_agent.rollout import export
 from gspo_agent.rollout.collector import Collector, Source
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger
+from gspo_agent.rollout.pulse import Pulse
 from gspo_agent.rollout.retention import Retention
 from gspo_agent.run import Run
 from gspo_agent.trajectory import weight_version
@@ -72,10 +73,16 @@ async def train_async(
     if config.run.export:
         export.check_available()
     run = Run.prepare(config, allow_changes=allow_changes)
-    with screen, Journal.open(run.journal, durability=config.run.durability) as journal:
+    with (
+        screen,
+        Journal.open(run.journal, durability=config.run.durability) as journal,
+        Pulse(journal, screen.now, patience=config.run.watchdog) as pulse,
+    ):
         run.record_config(config)
         how = interruption or Interruption()
-        await Session(config, run, journal, screen, factories, sources, held_out, how, allow_changes).run_to_end()
+        await Session(
+            config, run, journal, screen, pulse, factories, sources, held_out, how, allow_changes
+        ).run_to_end()
     return run
 
 
@@ -87,6 +94,7 @@ class Session:
     run: Run
     journal: Journal
     screen: Screen
+    pulse: Pulse
     factories: Sequence[EnvFactory]
     sources: Sequence[Source]
     held_out: Sequence[Source]
@@ -122,7 +130,8 @@ class Session:
                 seed=config.run.seed,
             )
             leaving.push_async_callback(self._stop, collector)
-            screen.watch(collector.progress, engine.stats)
+            self.pulse.watch(collector, engine)
+            screen.watch(collector.progress, engine.stats, self.pulse.concerns)
             gc.freeze()  # what is loaded by now stays; no collection needs to walk it again
             await publish(await self._weights(learner, step), engine)
             await self._evaluate(step, chat, engine)

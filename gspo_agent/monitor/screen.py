@@ -14,6 +14,7 @@ from rich.text import Text
 
 from gspo_agent.config import Config
 from gspo_agent.monitor.curve import Point, band_title, sparkline
+from gspo_agent.rollout.stages import Phase
 
 _SECONDS_BETWEEN_CURVES = 10.0
 _SECONDS_OF_SILENCE = 60.0
@@ -30,6 +31,7 @@ class Screen:
         self._done = self._total = 0
         self._progress: Callable[[], Any] | None = None
         self._engine: Callable[[], Mapping[str, Any]] | None = None
+        self._concerns: Callable[[], str] | None = None
         self._last_step = self._last_curve = time.monotonic()
         self._last_tokens = 0
         self._live: Live | None = None
@@ -39,7 +41,7 @@ class Screen:
     def __enter__(self) -> Self:
         if self.console.is_terminal:
             self._live = Live(
-                get_renderable=self._now, console=self.console, refresh_per_second=4, transient=True, screen=False
+                get_renderable=self._line, console=self.console, refresh_per_second=4, transient=True, screen=False
             )
             self._live.start()
         else:
@@ -59,7 +61,7 @@ class Screen:
     def _say_what_lasts(self) -> None:
         while not self._ended.wait(_SECONDS_OF_SILENCE / 10):
             if time.monotonic() - self._printed > _SECONDS_OF_SILENCE:
-                self.note(self._now().plain)
+                self.note(self._line().plain)
 
     def phase(self, text: str) -> None:
         """Names what the run is doing, or waiting for, from now on."""
@@ -68,12 +70,22 @@ class Screen:
         if not self.console.is_terminal and text.startswith(("cold start", "restoring", "measuring")):
             self.note(text)
 
+    def now(self) -> Phase:
+        """What the run is doing, and how far it is."""
+        return Phase(self._phase, self._since, self._done)
+
     def advance(self, done: int, total: int) -> None:
         self._done, self._total = done, total
 
-    def watch(self, progress: Callable[[], Any], engine: Callable[[], Mapping[str, Any]]) -> None:
-        """From now on the live line also shows what the collector and the engine say."""
-        self._progress, self._engine = progress, engine
+    def watch(
+        self,
+        progress: Callable[[], Any],
+        engine: Callable[[], Mapping[str, Any]],
+        concerns: Callable[[], str] | None = None,
+    ) -> None:
+        """From now on the live line also shows what the collector and the engine say, and before it what stands still
+        (`concerns`; "" where nothing does)."""
+        self._progress, self._engine, self._concerns = progress, engine, concerns
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -148,11 +160,13 @@ class Screen:
                     self.console.print(f"held out: {label:<21} {before:.3f} -> {after:.3f}", style="bold")
         self.console.print(f"curve: {curve}")
 
-    def _now(self) -> Text:
+    def _line(self) -> Text:
         parts = [f"{self._phase} ({time.monotonic() - self._since:.0f} s)"]
         if self._total:
             filled = int(20 * self._done / self._total)
             parts.append("█" * filled + "·" * (20 - filled) + f" {self._done}/{self._total}")
+        if self._concerns is not None and (concerns := self._concerns()):
+            parts.append(f"STILL: {concerns}")
         if self._progress is not None:
             parts.append(str(self._progress()))
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis", style="dim")

@@ -73,7 +73,7 @@ class Attempts:
     @property
     def tokens(self) -> int:
         """Sampled in this life."""
-        return self._tokens + sum(recorder.sampled_now for recorder in self.active.values())
+        return self._tokens + sum(recorder.sampled_now for recorder in tuple(self.active.values()))
 
     async def play(self, source: Source, group: OpenGroup, slot: Slot) -> Outcome | None:
         """None where it was cut. Raises JournalError; every other fault ends the attempt as failed."""

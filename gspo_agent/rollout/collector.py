@@ -20,6 +20,7 @@ from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.failures import WINDOW, Failures
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Ready, Settled, Slot, choose
+from gspo_agent.rollout.live import Rollouts
 from gspo_agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -99,7 +100,13 @@ class Collector:
         """Group id -> members that ended in this life, until the group is handed out."""
         self._cursors: dict[int, int] = {}
         self._demand = config.groups_per_step
-        self._leasing = False
+        self._leasing: float | None = None
+        """Since when a lease waits for groups."""
+        self._again: dict[int, Slot] = {}
+        """Slots that wait until they may be tried again."""
+        self._flat = 0
+        """So many of the last groups that finished had equal rewards, without another between them."""
+        self._paused = False
         self._topping_up, self._changed, self._halt = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._fatal: BaseException | None = None
         self._stopping = True
@@ -115,6 +122,7 @@ class Collector:
         self._stopping, self._fatal, self._attempts.leaving = False, None, False
         self._halt.clear()
         self._waiting.clear()
+        self._again.clear()
         self._open.clear()
         self._failures = Failures(self._config.max_failed, self._ledger.recent_causes(WINDOW))
         self._ready = self._ledger.ready()
@@ -161,11 +169,13 @@ class Collector:
     async def pause(self) -> None:
         """Returns when no token is being sampled. Tools and judges go on; what waits for tokens does not grow older."""
         await self._engine.pause()
+        self._paused = True
         self._clock.stop()
 
     async def resume(self) -> None:
         """Undoes `pause`; without one it does nothing."""
         await self._engine.resume()
+        self._paused = False
         self._clock.go()
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -218,6 +228,25 @@ class Collector:
             tokens=self._attempts.tokens,
         )
 
+    def live(self) -> Rollouts:
+        """The same in full, for any thread."""
+        failures = self._failures
+        return Rollouts(
+            active=tuple(self._attempts.active.values()),
+            places=[slot for *_, slot in tuple(self._waiting)],
+            again=tuple(self._again.values()),
+            paused=self._paused,
+            leasing=self._leasing,
+            ready=len(self._ready),
+            wanted=self._demand,
+            flat=self._flat,
+            failed=failures.in_a_row,
+            cause=failures.last,
+            failures=dict(failures.causes),
+            restarts=self._attempts.restarts,
+            tokens=self._attempts.tokens,
+        )
+
     @property
     def _max_filtered(self) -> int:
         config = self._config
@@ -243,7 +272,7 @@ class Collector:
 
     async def _wait_for(self, num_groups: int, step: int) -> None:
         """Returns when so many groups are ready to be trained on."""
-        self._leasing = True
+        self._leasing = time.monotonic()
         self._topping_up.set()
         try:
             while True:
@@ -254,7 +283,7 @@ class Collector:
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            self._leasing = False
+            self._leasing = None
 
     async def _expire(self, step: int) -> None:
         """Has the members of ready groups played again that are too old for this step, as far as that is wanted."""
@@ -280,7 +309,7 @@ class Collector:
         """Groups to create: those in flight, and those ready that will not be filtered, count."""
         ahead = self._config.over_provision
         if self._config.mode == "sync":
-            ahead = 1.0 if self._leasing else 0.0
+            ahead = 0.0 if self._leasing is None else 1.0
         flat = sum(group.flat for group in self._ready)
         useful = len(self._ready) - min(flat, self._max_filtered)
         return math.ceil(self._demand * ahead) - useful - len(self._open)
@@ -332,24 +361,27 @@ class Collector:
         retry = outcome.settled.retry
         if retry is not None:
             if outcome.failed:
-                await self._back_off(retry.attempt)
+                await self._back_off(retry)
             self._queue([group._replace(slots=[retry])])
 
     def _settle(self, group: OpenGroup, settled: Settled) -> None:
         if settled.group_state != "open":
             self._open.discard(group.id)
             if settled.ready is not None:
+                self._flat = self._flat + 1 if settled.ready.flat else 0
                 self._ready.append(settled.ready)
             else:
                 self._finished.pop(group.id, None)
             self._topping_up.set()
         self._changed.set()
 
-    async def _back_off(self, times: int) -> None:
+    async def _back_off(self, retry: Slot) -> None:
         """Waits longer the more attempts there were; a stop ends it."""
+        self._again[retry.id] = retry
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(_FIRST_BACK_OFF * 2 ** (times - 1), _LONGEST_BACK_OFF)):
+            async with asyncio.timeout(min(_FIRST_BACK_OFF * 2 ** (retry.attempt - 1), _LONGEST_BACK_OFF)):
                 await self._halt.wait()
+        del self._again[retry.id]
 
 
 async def _wait(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:

@@ -185,7 +185,7 @@ class _Player:
     async def _generate(self, sampling: Sampling) -> tuple[str, Completion]:
         """Asks the engine; past the episode's wall time the request is aborted and what it has is taken."""
         recorder, alarm = self.recorder, None
-        request_id = recorder.next_request()
+        request_id = recorder.next_request(sampling.max_new_tokens)
         if self.limits.wall is not None:
             loop = asyncio.get_running_loop()
             abort = self.engine.abort

@@ -23,6 +23,8 @@ class Failures:
         """
         self.causes: Counter[str] = Counter()
         """Cause -> episodes of this life."""
+        self.in_a_row, self.last = 0, ""
+        """How many of the last ones failed, without another between them; and the cause of the last that did."""
         self._max_failed = max_failed
         self._recent: deque[str | None] = deque(recent, maxlen=WINDOW)
 
@@ -30,7 +32,9 @@ class Failures:
         """Counts one episode; past the limit returns the fault to stop with, of the kind of the first cause."""
         self._recent.append(cause)
         if cause is None:
+            self.in_a_row = 0
             return None
+        self.in_a_row, self.last = self.in_a_row + 1, cause
         self.causes[cause] += 1
         failed = [known for known in self._recent if known is not None]
         if len(failed) <= self._max_failed * WINDOW:

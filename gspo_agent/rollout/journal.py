@@ -66,10 +66,14 @@ class Journal:
         self._durable_always = connection.execute("PRAGMA synchronous").fetchone()[0] == 2
         # Not a queue.Queue: waking the writer for every row would cost more than writing the row.
         self._jobs: deque[_Job] = deque()
+        self._batch: list[_Job] = []
+        """What the writer is writing."""
         self._some, self._hurry = threading.Event(), threading.Event()
         # Each is written by one thread alone.
         self._bytes_put = self._bytes_written = 0
         self._queued_bytes = queued_bytes
+        self.commits = 0
+        """Transactions that are on disk."""
         self._without_room: deque[asyncio.Future[None]] = deque()
         self._failure: JournalError | None = None
         self._closed = self._last_batch = False
@@ -128,6 +132,11 @@ class Journal:
     def queued(self) -> int:
         """Bytes that wait for the disk."""
         return self._bytes_put - self._bytes_written
+
+    def unwritten_tokens(self) -> int:
+        """Sampled tokens that wait for the disk. From any thread."""
+        jobs = (*self._batch, *tuple(self._jobs))
+        return sum(len(row[4]) // 4 for job in jobs for row in job.rows if row[2] == "sampled")
 
     async def room(self) -> None:
         """Returns when little enough waits for the disk; whoever makes events waits for it, so that a slow disk slows
@@ -217,7 +226,9 @@ class Journal:
             # In this order: what is put after the jobs are taken sets the flags again.
             self._some.clear()
             self._hurry.clear()
-            self._commit([self._jobs.popleft() for _ in range(len(self._jobs))])
+            self._batch = [self._jobs.popleft() for _ in range(len(self._jobs))]
+            self._commit(self._batch)
+            self._batch = []
             if last:
                 return
 
@@ -234,6 +245,7 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
             outcomes = [(job, None, self._failure) for job in batch]
+        self.commits += 1
         self._bytes_written += sum(job.size for job in batch)
         if self._without_room and (self.queued <= self._queued_bytes or self._failure is not None):
             waiting = [self._without_room.popleft() for _ in range(len(self._without_room))]

@@ -39,6 +39,8 @@ class Recorder:
         """Set from outside: the episode stops at its next event and can be continued from there."""
         self.request_id = ""
         """Of the request that is being waited for; "" between requests."""
+        self.asked = 0
+        """The most tokens that it may bring."""
         self.stage: Stage = ""
         """What the episode waits for."""
         self.since = time.monotonic()
@@ -85,8 +87,9 @@ class Recorder:
         """What the environment's tool calls pass through."""
         return CallLog()
 
-    def next_request(self) -> str:
+    def next_request(self, max_new_tokens: int) -> str:
         """A request id that is never used twice and of which no other one is a prefix: engines abort by prefix."""
+        self.asked = max_new_tokens
         self.request_id = f"{self._run}.{self.episode.trajectory.id}-{next(_requests)}/"
         return self.request_id
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 _LOOKED_AWAY = 10.0  # seconds between two looks after which it was this process that stood still
@@ -60,13 +60,14 @@ class Watchdog:
         """Every stage that stood still at the last look."""
         self.remarks: tuple[str, ...] = ()
         """Every remark that held at the last look."""
-        self._clock, self._looked = clock, clock()
+        self._clock, self._looked, self._away = clock, clock(), False
         self._since: dict[str, float] = {}
         self._before: dict[str, Work] = {}
-        self._next: dict[str, float] = {}
-        """Stage or kind -> the size from which on it is worth another line."""
+        # Stage or kind -> the size from which on it is worth another line.
+        self._next_stillness: dict[str, float] = {}
+        self._next_remark: dict[str, float] = {}
 
-    def look(self, stages: Iterable[Work], remarks: Iterable[Remark] = ()) -> list[str]:
+    def look(self, stages: Iterable[Work]) -> list[str]:
         """Takes note of what there is now; returns what has to be said.
 
         After a look that came far too late (a suspended process, a sleeping machine) nothing is said: what stood still
@@ -74,17 +75,17 @@ class Watchdog:
         """
         now = self._clock()
         gap, self._looked = now - self._looked, now
-        if gap > _LOOKED_AWAY:
+        self._away = gap > _LOOKED_AWAY
+        if self._away:
             self._since = {stage: since + gap for stage, since in self._since.items()}
-        still = [stillness for work in stages if (stillness := self._stillness(work, now)) is not None]
+        self.still = tuple(still for work in stages if (still := self._stillness(work, now)) is not None)
+        return self._due(self._next_stillness, [(each.stage, each.seconds, str(each)) for each in self.still])
+
+    def hear(self, remarks: Iterable[Remark]) -> list[str]:
+        """The same for remarks, after `look`."""
         held = [remark for remark in remarks if remark.size >= remark.least]
-        self.still, self.remarks = tuple(still), tuple(remark.text for remark in held)
-        names = {each.stage for each in still} | {each.kind for each in held}
-        self._next = {name: size for name, size in self._next.items() if name in names}
-        if gap > _LOOKED_AWAY:
-            return []
-        lines = [str(each) for each in still if self._due(each.stage, each.seconds)]
-        return lines + [each.text for each in held if self._due(each.kind, each.size)]
+        self.remarks = tuple(remark.text for remark in held)
+        return self._due(self._next_remark, [(each.kind, each.size, each.text) for each in held])
 
     def _stillness(self, work: Work, now: float) -> Stillness | None:
         before = self._before.get(work.stage, Work(work.stage))
@@ -96,8 +97,12 @@ class Watchdog:
             return None
         return Stillness(work.stage, seconds, len(work.waiting), work.example)
 
-    def _due(self, name: str, size: float) -> bool:
-        if size < self._next.get(name, 0.0):
-            return False
-        self._next[name] = 2 * size
-        return True
+    def _due(self, following: dict[str, float], now: Sequence[tuple[str, float, str]]) -> list[str]:
+        """Of (name, size, text), the texts that are new or have doubled; `following` forgets what is over."""
+        for name in following.keys() - {name for name, *_ in now}:
+            del following[name]
+        if self._away:
+            return []
+        due = [each for each in now if each[1] >= following.get(each[0], 0.0)]
+        following.update((name, 2 * size) for name, size, _ in due)
+        return [text for *_, text in due]

@@ -573,7 +573,7 @@ async def test_a_tool_past_its_deadline_leaves_a_fresh_instance_at_the_last_stat
 
 async def test_no_request_id_is_a_prefix_of_another() -> None:
     recorders = [Recorder(Trajectory(group, index, 0, seed=0)) for group in (1, 10, 11) for index in (0, 1, 10)]
-    ids = [recorder.next_request() for recorder in recorders for _ in range(12)]
+    ids = [recorder.next_request(8) for recorder in recorders for _ in range(12)]
     assert len(set(ids)) == len(ids)
     assert not [(a, b) for a in ids for b in ids if a != b and b.startswith(a)]
 

@@ -22,7 +22,7 @@ def watch(dog: Watchdog, clock: Clock, seconds: int, *stages: Work, remarks: tup
     said: list[str] = []
     for _ in range(seconds // 2):
         clock.now += 2
-        said += dog.look(stages, remarks)
+        said += dog.look(stages) + dog.hear(remarks)
     return said
 
 
@@ -75,7 +75,7 @@ def test_a_process_that_was_itself_suspended_accuses_nobody() -> None:
     tokens = Work("tokens", {"1.0.0-1/"}, "1.0.0", 7)
     watch(watchdog, clock, 10, tokens)
     clock.now += 3600
-    assert watchdog.look([tokens], [Remark("episode", 3600, 60, "1.0.0 waits for ever")]) == []
+    assert watchdog.look([tokens]) + watchdog.hear([Remark("episode", 3600, 60, "1.0.0 waits for ever")]) == []
     assert watchdog.still == ()
     assert watch(watchdog, clock, 40, tokens) == []
     assert len(watch(watchdog, clock, 20, tokens)) == 1
