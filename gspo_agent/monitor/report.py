@@ -14,7 +14,6 @@ from typing import Any
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout.live import Live, read_live
 from gspo_agent.rollout.owner import Owner
-from gspo_agent.rollout.schema import READ_TIMEOUT
 from gspo_agent.rollout.status import InFlight, RunStatus, read_status, waiting_lines
 
 _SHORT_TIMEOUT = 0.2  # seconds to wait for a journal that somebody has for itself, where its process says as much
@@ -165,7 +164,7 @@ def read_report(directory: Path, journal: Path) -> Report:
     """Everything that can be told about a run, whatever of it can be read. Needs no lock and writes nothing."""
     live, unreadable, status = read_live(directory), "", None
     try:
-        status = read_status(journal, READ_TIMEOUT if live is None else _SHORT_TIMEOUT)
+        status = read_status(journal, None if live is None else _SHORT_TIMEOUT)
     except JournalError as error:
         unreadable = str(error) if journal.exists() else ""
     if live is not None and status is not None and live.owner.life < status.owner.life:

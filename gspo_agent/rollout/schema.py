@@ -19,7 +19,7 @@ APPLICATION_ID = 0x4753504F  # "GSPO"
 FORMAT = 2
 CHECKED_WHOLE = 64 * 1024 * 1024
 """Bytes up to which a file is looked through at every start; on a slow disk that takes about a second."""
-READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer
+READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer, unless told otherwise
 
 TABLES = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -166,13 +166,13 @@ def check_whole(connection: sqlite3.Connection, path: Path, *, but_log: bool = F
             )
 
 
-def read_only(path: Path, timeout: float = READ_TIMEOUT) -> sqlite3.Connection:
+def read_only(path: Path, timeout: float | None = None) -> sqlite3.Connection:
     """A connection for looking, beside a process that writes. Raises JournalError where there is nothing to see, and
     where that process has the file for itself, as on a network file system, for longer than `timeout` seconds."""
     remains.refuse_half(path)
     if not path.exists():
         raise JournalError(f"no journal at {path}; is this a run directory?")
-    connection = _open_to_read(path, timeout)
+    connection = _open_to_read(path, READ_TIMEOUT if timeout is None else timeout)
     try:
         _check_identity(connection, path)
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:

@@ -85,11 +85,15 @@ class RunStatus:
     in_flight: tuple[InFlight, ...]
 
     @property
+    def life(self) -> int:
+        return self.owner.life
+
+    @property
     def alive(self) -> bool:
         return self.state == "running"
 
     def __str__(self) -> str:
-        head = f"{self.state.replace('stopped', 'not running')}, life {self.owner.life}, step {self.step}"
+        head = f"{self.state.replace('stopped', 'not running')}, life {self.life}, step {self.step}"
         if self.last:
             head += f" (checkpoint {self.last.checkpoint})"
         return "\n".join([head, *self.lines(), *waiting_lines(self.in_flight)])
@@ -130,7 +134,7 @@ def waiting_lines(in_flight: Sequence[InFlight], shown: int | None = _SHOWN) -> 
     ]
 
 
-def read_status(path: str | Path, timeout: float = schema.READ_TIMEOUT) -> RunStatus:
+def read_status(path: str | Path, timeout: float | None = None) -> RunStatus:
     """The status of the run whose journal is at `path`. Raises JournalError where there is none, and where another
     process has it for itself for longer than `timeout` seconds."""
     return _read(Path(path), lambda connection: run_status(connection, Path(path)), timeout)
@@ -147,7 +151,7 @@ def read_steps(path: str | Path) -> list[tuple[int, Mapping[str, Any]]]:
     return _read(Path(path), lambda c: [(step, orjson.loads(metrics)) for step, metrics in c.execute(query)])
 
 
-def _read(path: Path, function: Callable[[sqlite3.Connection], T], timeout: float = schema.READ_TIMEOUT) -> T:
+def _read(path: Path, function: Callable[[sqlite3.Connection], T], timeout: float | None = None) -> T:
     with closing(schema.read_only(path, timeout)) as connection:
         try:
             connection.execute("BEGIN")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -307,26 +306,6 @@ def test_a_life_is_never_used_twice(tmp_path: Path) -> None:
         with Journal.open(tmp_path / "journal.sqlite") as journal:
             lives.append(journal.life)
     assert lives == [1, 2, 3]
-
-
-def test_a_run_is_alive_while_its_process_shows_it(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    with Journal.open(path) as journal:
-        assert read_status(path).alive
-        for host, pid, age, alive in (
-            (socket.gethostname(), ended.pid, 0, False),
-            (socket.gethostname(), os.getpid(), lock.EXPIRY + 1, False),
-            ("elsewhere", ended.pid, 0, True),
-            ("elsewhere", ended.pid, lock.EXPIRY + 1, False),
-        ):
-            lease = (host, pid, time.time() - age)
-            journal.submit(
-                lambda c, lease=lease: c.execute("UPDATE lease SET host = ?, pid = ?, heartbeat = ?", lease)
-            ).result(5)
-            assert read_status(path).alive is alive, lease
-    assert not read_status(path).alive
 
 
 def test_status_of_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
