@@ -10,8 +10,8 @@ from gspo_agent.rollout.live import Rollouts
 from gspo_agent.rollout.status import InFlight
 from gspo_agent.rollout.watchdog import Remark, Work
 
-WAITING = "waiting for groups"
-_IDLE = ("starting", "done", WAITING)
+_IDLE = ("starting", "done", "waiting for groups")
+_LEARNING = ("learning", "saving")
 _FAILED_IN_A_ROW = 8  # attempts
 
 
@@ -26,9 +26,9 @@ class Phase(NamedTuple):
 
 
 def learner_stage(phase: Phase) -> Work:
-    """What the run itself works on; the longer of its phases by their own names."""
-    stage = "learner" if phase.text == "learning" else phase.text
-    return Work(stage, frozenset() if phase.text in _IDLE else {phase.since}, count=phase.done)
+    """What the run itself works on; phases that are not of the learner by their own names."""
+    stage = "learner" if phase.text in _LEARNING else phase.text
+    return Work(stage, frozenset() if phase.text in _IDLE else {phase.since}, phase.text, phase.done)
 
 
 def episode_stages(rollouts: Rollouts, in_flight: Sequence[InFlight], sampled: int) -> Iterator[Work]:
