@@ -133,10 +133,10 @@ class Journal:
         """Bytes that wait for the disk."""
         return self._bytes_put - self._bytes_written
 
-    def unwritten_tokens(self) -> int:
-        """Sampled tokens that wait for the disk. From any thread."""
-        jobs = (*self._batch, *tuple(self._jobs))
-        return sum(len(row[4]) // 4 for job in jobs for row in job.rows if row[2] == "sampled")
+    @property
+    def writes(self) -> int:
+        """How many writes wait for the disk, those that are being written among them."""
+        return len(self._batch) + len(self._jobs)
 
     async def room(self) -> None:
         """Returns when little enough waits for the disk; whoever makes events waits for it, so that a slow disk slows

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from gspo_agent.rollout.recorder import JournalRecorder
 
 NAME = "live.json"
-_LABELS = {"": "the environment", "reset": "the reset", "journal": "the journal", "judges": "the judge"}
+_LABELS = {
+    "": "the environment",
+    "reset": "the reset",
+    "quota": "a quota",
+    "journal": "the journal",
+    "judges": "the judge",
+}
 
 
 class Rollouts(NamedTuple):
@@ -146,7 +152,7 @@ def all_in_flight(rollouts: Rollouts, sampled: Mapping[str, int], now: float) ->
             waiting_for(recorder),
             max(0, recorder.episode.turn),
             round(max(0.0, now - recorder.since), 1),
-            sampled.get(recorder.request_id, 0),
+            recorder.unjournaled + sampled.get(recorder.request_id, 0),
         )
         for recorder in rollouts.active
     ]

@@ -131,10 +131,10 @@ class Pulse:
 
     def _bark(self, rollouts: Rollouts | None, in_flight: Sequence[InFlight], sampled: int, now: float) -> list[str]:
         """What has to be said now."""
-        dog, queued = self.watchdog, self._journal.queued
+        dog, writes = self.watchdog, self._journal.writes
         stages = [
             learner_stage(self._phase()),
-            Work("journal", {"disk"} if queued else set(), f"{queued} bytes for the disk", self._journal.commits),
+            Work("journal", {"disk"} if writes else set(), f"{writes} writes", self._journal.commits),
             self._loop_stage(),
         ]
         if rollouts is None:
@@ -206,7 +206,7 @@ class Pulse:
             phase=phase.text,
             phase_seconds=round(now - phase.since, 1),
             in_flight=in_flight,
-            loss=_loss(rollouts, sampled, self._journal.unwritten_tokens()),
+            loss=_loss(rollouts, sampled),
             staleness={} if rollouts is None else staleness(rollouts, step + 1),
             failures={} if rollouts is None else rollouts.failures,
             restarts=0 if rollouts is None else rollouts.restarts,
@@ -218,14 +218,14 @@ class Pulse:
         )
 
 
-def _loss(rollouts: Rollouts | None, sampled: Mapping[str, int], unwritten: int) -> Loss:
-    if rollouts is None:
-        return Loss()
-    running = [(request, recorder.asked) for recorder in rollouts.active if (request := recorder.request_id)]
+def _loss(rollouts: Rollouts | None, sampled: Mapping[str, int]) -> Loss:
+    active = () if rollouts is None else rollouts.active
+    behind = sum(recorder.unjournaled for recorder in active)
+    running = [recorder for recorder in active if recorder.request_id]
     return Loss(
         len(running),
-        sum(sampled.get(request, 0) for request, _ in running) + unwritten,
-        sum(asked for _, asked in running) + unwritten,
+        behind + sum(sampled.get(recorder.request_id, 0) for recorder in running),
+        behind + sum(recorder.asked for recorder in running),
     )
 
 

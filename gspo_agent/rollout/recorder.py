@@ -133,6 +133,8 @@ class JournalRecorder(Recorder):
             self._journal.append(self._slot.id, *events)
             sampled = sum(map(len, events[0].segments)) if isinstance(events[0], Sampled) else 0
             if sampled:
+                while self._behind and self._behind[0][0] <= self._journal.written:
+                    self._behind.popleft()
                 self._behind.append((self._journal.end, sampled))
 
     async def durable(self, *events: Event) -> None:
@@ -141,10 +143,10 @@ class JournalRecorder(Recorder):
 
     @property
     def unjournaled(self) -> int:
-        """Sampled tokens whose events are not on disk yet; those of the running request are not among them."""
-        while self._behind and self._behind[0][0] <= self._journal.written:
-            self._behind.popleft()
-        return sum(tokens for _, tokens in self._behind)
+        """Sampled tokens whose events are not on disk yet; those of the running request are not among them. From any
+        thread."""
+        written = self._journal.written
+        return sum(tokens for end, tokens in tuple(self._behind) if end > written)
 
     async def room(self, tokens: int) -> int:
         await self._journal.room()
@@ -202,6 +204,7 @@ class JournalCallLog(CallLog):
                     recorder.record(begun)  # lost or not, it runs again: nothing to wait for
                 else:
                     await recorder.durable(begun)
+                recorder.enter("tools")  # this one, from now on
                 result = await function()
         recorder.record(CallEnded(call_id, result, recorder.snapshot(self._env)))
         return result

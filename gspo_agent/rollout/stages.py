@@ -11,6 +11,8 @@ from gspo_agent.rollout.status import InFlight
 from gspo_agent.rollout.watchdog import Remark, Work
 
 _IDLE = ("starting", "done", "waiting for groups")
+_OWN = ("tokens", "judges", "quota", "journal")
+"""What an episode waits for that is no tool and nothing else of its environment."""
 _LEARNING = ("learning", "saving")
 _FAILED_IN_A_ROW = 8  # attempts
 
@@ -32,8 +34,8 @@ def learner_stage(phase: Phase) -> Work:
 
 
 def episode_stages(rollouts: Rollouts, in_flight: Sequence[InFlight], sampled: int) -> Iterator[Work]:
-    """Tokens, tools and judges; `sampled` grows with every token. A paused engine has nothing to do."""
-    for name in ("tokens", "tools", "judges"):
+    """Tokens, tools, judges and quotas; `sampled` grows with every token. A paused engine has nothing to do."""
+    for name in ("tokens", "tools", "judges", "quota"):
         there = [(since, episode) for stage, since, episode in _working(rollouts, in_flight) if stage == name]
         # Whoever has begun to wait for something else has moved on.
         waiting = {(since, episode.id) for since, episode in there}
@@ -85,7 +87,7 @@ def named(episode: InFlight) -> str:
 def _working(rollouts: Rollouts, in_flight: Sequence[InFlight]) -> Iterator[tuple[str, float, InFlight]]:
     """(stage, since when by `time.monotonic`, episode); without those that wait for tokens of a paused engine."""
     for recorder, episode in zip(rollouts.active, in_flight, strict=False):  # behind them, those that are not played
-        stage = recorder.stage if recorder.stage in ("tokens", "judges", "journal") else "tools"
+        stage = recorder.stage if recorder.stage in _OWN else "tools"
         if not (stage == "tokens" and rollouts.paused):
             yield stage, recorder.since, episode
 

@@ -39,12 +39,13 @@ class InFlight(NamedTuple):
     id: str
     """group.number.attempt"""
     waiting_for: str
-    """"a place", "another attempt", "the reset", "tokens", "the journal", "the judge", "the step" or "tool NAME"."""
+    """"a place", "another attempt", "the environment", "the reset", "a quota", "the journal", "tokens", "tool NAME",
+    "the step" or "the judge"."""
     turn: int
     since: float
     """For so many seconds, as of the moment at which this was looked at."""
     unjournaled: int = 0
-    """Tokens that its running request has sampled so far."""
+    """Tokens that it has sampled and that are not on disk yet."""
 
 
 class GivenUp(NamedTuple):
