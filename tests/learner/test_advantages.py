@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gspo_agent.learner.advantages import group_advantages
+from gspo_agent.rollout.groups import is_flat
 from tests.learner.oracles import CASES
 
 
@@ -27,6 +28,28 @@ def test_rewards_equal_up_to_rounding_have_no_advantage() -> None:
     assert not group_advantages([0.1 + 0.2, 0.3, 0.3]).any()
     assert not group_advantages([1.0, 1.0, 1.0 + 1e-9]).any()
     assert group_advantages([0.0, 0.0, 1e-9]).any()  # small is not the same as equal
+
+
+@given(st.floats(-1e3, 1e3), st.integers(2, 16), st.data())
+def test_what_differs_by_rounding_alone_teaches_nothing_at_any_level_and_size(
+    level: float, size: int, data: st.DataObject
+) -> None:
+    noise = data.draw(st.lists(st.floats(-1e-9, 1e-9), min_size=size, max_size=size))
+    rewards = [level * (1 + part) for part in noise]
+    assert not group_advantages(rewards).any()
+    assert is_flat(rewards)
+    rewards[0] += 1e-3 * max(1.0, abs(level))
+    assert group_advantages(rewards).any()
+    assert group_advantages(rewards).all()
+    assert not is_flat(rewards)
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=9))
+def test_losers_count_as_winners_do(rewards: list[int]) -> None:
+    advantages = group_advantages([float(reward) for reward in rewards])
+    above = np.sign([len(rewards) * reward - sum(rewards) for reward in rewards])
+    np.testing.assert_array_equal(np.sign(advantages), above)
+    np.testing.assert_allclose(group_advantages([-float(reward) for reward in rewards]), -advantages)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

@@ -184,13 +184,14 @@ def test_rows_of_one_trajectory_are_pooled(name: str) -> None:
     assert abs(float((apart.loss - whole.loss).detach())) > 1e-6
 
 
-def test_a_row_counts_once_whatever_its_length() -> None:
+@pytest.mark.parametrize("lengths", [(10, 1000), (1, 37), (3000, 2), (5, 5)])
+@pytest.mark.parametrize("name", ["gspo", "gspo_token"])
+def test_a_row_counts_once_whatever_its_length(name: str, lengths: tuple[int, int]) -> None:
     """Two rows of 10 and 1000 tokens with the same ratio weigh the same."""
-    mask = torch.zeros(2, 1000, dtype=torch.bool)
-    mask[0, :10], mask[1] = True, True
-    old = torch.full((2, 1000), -1.0, dtype=torch.float64)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    old = torch.full(mask.shape, -1.0, dtype=torch.float64)
     new = (old + 1e-4).requires_grad_()
-    output = LOSSES["gspo"](new, old, mask, tensor([1.0, 1.0]))
+    output = LOSSES[name](new, old, mask, tensor([1.0, 1.0]))
     (gradient,) = torch.autograd.grad(output.loss, new)
     assert float(output.loss.detach()) == pytest.approx(-math.exp(1e-4), abs=1e-12)
     assert float(gradient[0].sum()) == pytest.approx(float(gradient[1].sum()), abs=1e-12)
