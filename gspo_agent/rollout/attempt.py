@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import Env, EnvFactory
-from gspo_agent.errors import JournalError, StateLost
+from gspo_agent.errors import ConfigError, JournalError, StateLost
 from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.events import Begun, Ended, fold
@@ -76,7 +76,7 @@ class Attempts:
         return self._tokens + sum(recorder.sampled_now for recorder in tuple(self.active.values()))
 
     async def play(self, source: Source, group: OpenGroup, slot: Slot) -> Outcome | None:
-        """None where it was cut. Raises JournalError; every other fault ends the attempt as failed."""
+        """None where it was cut. Raises JournalError and ConfigError; every other fault ends the attempt as failed."""
         if self.leaving:
             return None
         recorder = await self._recorder(group, slot)
@@ -105,7 +105,7 @@ class Attempts:
             recorder.lost = True
             self.restarts += 1
             return Outcome(await asyncio.wrap_future(self._ledger.restart(slot, str(lost))), None)
-        except JournalError:
+        except (JournalError, ConfigError):
             raise
         except Exception as fault:  # the environment could not be made or brought back
             recorder.record(Ended(Status.FAILED, f"{type(fault).__name__}: {fault}"))

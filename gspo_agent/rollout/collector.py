@@ -189,8 +189,10 @@ class Collector:
         self._topping_up.set()
         self._changed.set()
         active = self._attempts.active
-        for recorder in active.values():
+        for slot, recorder in active.items():
             recorder.cut = True
+            if recorder.stage == "quota":  # nothing of it has begun
+                self._playing[slot].cancel()
         requests = [recorder.request_id for recorder in active.values() if recorder.request_id]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABORT_SECONDS):

@@ -15,6 +15,7 @@ import orjson
 from gspo_agent.config import EnvConfig, Limits, RolloutConfig
 from gspo_agent.env import Env, EnvFactory, ToolEnv, tool
 from gspo_agent.messages import Message, call, user
+from gspo_agent.quota import Quota
 from gspo_agent.rollout import schema
 from gspo_agent.rollout.collector import Collector, Source
 from gspo_agent.rollout.journal import Journal
@@ -110,11 +111,12 @@ class Run:
     engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(shopper))
     durability: Any = "process"
     chat: ByteChat = CHAT
+    quotas: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Run:
         self.journal = Journal.open(self.path, durability=self.durability)
         self.ledger = Ledger(self.journal)
-        factory = EnvFactory(EnvConfig(id="shop"), self.env)
+        self.factory = factory = EnvFactory(EnvConfig(id="shop", quotas=self.quotas), self.env)
         self.collector = Collector(
             journal=self.journal,
             ledger=self.ledger,
@@ -125,6 +127,10 @@ class Run:
             seed=1,
         )
         return self
+
+    def quota(self, name: str) -> Quota:
+        """The one that all instances of the environment share."""
+        return self.factory._quotas[name]
 
     def __exit__(self, *error: object) -> None:
         self.journal.close()
