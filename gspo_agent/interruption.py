@@ -32,7 +32,7 @@ class Interruption:
         """
         self._grace, self._goodbye = grace, goodbye
         self._tools_until = 0.0
-        self._cut = threading.Event()
+        self._cut, self._released = threading.Event(), threading.Event()
         self._task: asyncio.Task[object] | None = None
         self._before: dict[int, object] = {}
 
@@ -51,7 +51,9 @@ class Interruption:
             self._before[number] = signal.signal(number, self.cut)
 
     def release(self) -> None:
-        """Signals do again what they did before."""
+        """Signals do again what they did before; a process that has got this far ends by itself."""
+        self._released.set()
+        self._cut.set()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()
@@ -74,5 +76,5 @@ class Interruption:
 
     def _end_in_time(self) -> None:
         self._cut.wait()
-        time.sleep(self.grace + _LEAVE_SECONDS)
-        self.leave()
+        if not self._released.wait(self.grace + _LEAVE_SECONDS):
+            self.leave()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +20,9 @@ import pytest
 from gspo_agent import trainer
 from gspo_agent.config import Config
 from gspo_agent.env import ToolEnv, tool
-from gspo_agent.errors import ConfigError, EnvError, RunLocked, TaskError
+from gspo_agent.errors import ConfigError, EnvError, JournalError, RunLocked, TaskError
+from gspo_agent.evaluate import evaluate_held_out
+from gspo_agent.interruption import CUT
 from gspo_agent.messages import Message, assistant, call, tool_result, user
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout import export
@@ -271,3 +277,117 @@ async def test_steps_that_no_checkpoint_covered_are_trained_again_on_the_same_gr
     assert [lease for lease in leases(run) if lease[0] <= 2] == before
     assert run.status().groups["consumed"] == 4
     assert audit(run.journal).breaches == ()
+
+
+@pytest.mark.parametrize("mode", ["sync", "carry_over", "async"])
+def test_every_mode_trains_to_the_end_and_measures_one_frozen_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    measured: list[set[int]] = []
+
+    async def watched(*args: Any, **options: Any) -> Any:
+        evaluation = await evaluate_held_out(*args, **options)
+        flat = [trajectory for several in evaluation.trajectories for trajectory in several]
+        measured.append({s.weight_version for t in flat for s in t.segments if s.weight_version is not None})
+        return evaluation
+
+    monkeypatch.setattr(trainer, "evaluate_held_out", watched)
+    run = train(config(tmp_path / "run", f"rollout.mode={mode}", "run.steps=3", "evaluation.every=1"))
+    assert [step for step, _ in run.steps()] == [1, 2, 3]
+    assert measured == [{1_000_000 + step} for step in range(4)]
+    assert audit(run.journal).breaches == ()
+    ages = [metrics["staleness/max"] for _, metrics in run.steps()]
+    assert max(ages) == 0 if mode == "sync" else max(ages) <= 3
+
+
+class Recorded(Screen):
+    """Keeps its notes."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.notes: list[str] = []
+
+    def note(self, text: str, style: str = "") -> None:
+        super().note(text, style)
+        self.notes.append(text)
+
+
+def damage(path: Path) -> None:
+    weights = next(path.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, damage])
+async def test_an_older_checkpoint_is_gone_on_from_where_the_newest_cannot_be_read(tmp_path: Path, harm: Any) -> None:
+    """The steps after it are trained again on the same groups: nothing is generated for them."""
+    kept = ("evaluation.episodes=0", "run.keep_checkpoints=2")
+    run = await trainer.train_async(config(tmp_path / "run", "run.steps=4", *kept))
+    before, sampled = leases(run), audit(run.journal).sampled_tokens
+    harm(run.checkpoints / "step-4")
+    again = config(tmp_path / "run", "run.steps=4", *kept)
+    screen = Recorded(again)
+    await trainer.train_async(again, screen=screen)
+    said = "\n".join(screen.notes)
+    assert re.search(r"checkpoint \S+step-4 ", said)
+    assert "going on from step-3 instead: what came after step 3 is trained again" in said
+    assert leases(run) == before
+    assert [step for step, _ in run.steps()] == [1, 2, 3, 4]
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-3", "step-4"]
+    result = audit(run.journal)
+    assert result.breaches == ()
+    assert run.status().groups["consumed"] == 8
+    # What is in flight goes on meanwhile; the groups of step 4 have what they had.
+    assert result.sampled_tokens >= sampled
+
+
+async def test_a_run_of_which_no_checkpoint_can_be_read_is_refused(tmp_path: Path) -> None:
+    run = await trainer.train_async(config(tmp_path / "run", "evaluation.episodes=0", "run.keep_checkpoints=2"))
+    shutil.rmtree(run.checkpoints / "step-2")
+    damage(run.checkpoints / "step-1")
+    steps = run.steps()
+    with pytest.raises(JournalError, match=r"step-2 does not exist.*no other checkpoint in .* can be read either"):
+        await trainer.train_async(config(tmp_path / "run", "evaluation.episodes=0", "run.steps=3"))
+    assert run.steps() == steps
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def signalled(directory: Path, number: str, phase: str, *overrides: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "tests.signalled", str(directory), number, phase, *overrides]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_sigterm_while_it_learns_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    few = ("evaluation.episodes=0",)
+    cut = signalled(tmp_path / "run", "SIGTERM", "learning", *few)
+    assert cut.returncode == CUT, cut.stderr
+    assert cut.stderr.splitlines()[-1] == "stopped; the same line goes on from here"
+    run = Run(tmp_path / "run")
+    assert run.steps() == []
+    assert run.status().owner.ended
+    before = leases(run)
+    assert len(before) >= 2
+    train(config(tmp_path / "run", *few))
+    assert [lease for lease in leases(run) if lease[0] == 1] == before
+    assert (audit(run.journal).breaches, audit(run.journal).lives) == ((), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_in_any_phase_leaves_a_run_that_goes_on(tmp_path: Path, number: str) -> None:
+    """In the cold start, while it restores, measures, waits for groups, learns, saves, and while it stops."""
+    rare = ("run.steps=3", "evaluation.every=1")
+    phases = ["cold start", "measuring", "waiting", "learning", "saving", "restoring", "stopping"]
+    for mode in ("carry_over", "async"):
+        for phase in phases:
+            if phase == "restoring":
+                train(config(tmp_path / mode, "run.steps=1", "evaluation.every=1", f"rollout.mode={mode}"))
+            cut = signalled(tmp_path / mode, number, phase, *rare, f"rollout.mode={mode}")
+            assert cut.returncode == CUT, (phase, cut.stderr)
+            assert cut.stderr.splitlines()[-1] == "stopped; the same line goes on from here", phase
+        run = train(config(tmp_path / mode, *rare, f"rollout.mode={mode}"))
+        assert [step for step, _ in run.steps()] == [1, 2, 3]
+        assert [step for step, _ in run.evaluations()] == [0, 1, 2, 3]
+        assert audit(run.journal).breaches == ()

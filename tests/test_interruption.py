@@ -1,0 +1,95 @@
+"""A signal cuts the task, a second one ends the process, and so does a goodbye that takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gspo_agent.interruption import CUT, Interruption
+
+SCRIPT = """
+import asyncio, sys, time
+from gspo_agent import cli
+from gspo_agent.interruption import Interruption
+
+async def work():
+    try:
+        print("working", flush=True)
+        {work}
+    finally:
+        print("leaving", flush=True)
+        {leave}
+
+cli._run(work(), Interruption({grace}, "goodbye"))
+"""
+
+
+def start(work: str, leave: str = "pass", grace: float = 0.0) -> subprocess.Popen[str]:
+    script = SCRIPT.format(work=work, leave=leave, grace=grace)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "working\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, errors = process.communicate(timeout=30)
+    return process.returncode, out, errors
+
+
+async def test_a_signal_cancels_the_task_and_only_sigterm_gives_tools_time() -> None:
+    for number, least, most in ((signal.SIGINT, 0.0, 0.0), (signal.SIGTERM, 50.0, 60.0)):
+        interruption = Interruption(grace=60.0)
+        before = signal.getsignal(number)
+        task = asyncio.create_task(asyncio.sleep(3600))
+        interruption.watch(task)
+        try:
+            assert interruption.grace == 0.0
+            os.kill(os.getpid(), number)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert least <= interruption.grace <= most
+        finally:
+            interruption.release()
+        assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cut_ends_with_its_status_and_its_line(number: int) -> None:
+    with start("await asyncio.sleep(3600)") as process:
+        process.send_signal(number)
+        assert end(process) == (CUT, "leaving\n", "goodbye\n")
+
+
+@pytest.mark.parametrize("leave", ["await asyncio.sleep(3600)", "time.sleep(3600)"])
+def test_a_second_signal_ends_the_process_at_once(leave: str) -> None:
+    """Also where what is left to do keeps the event loop busy; the grace would allow an hour."""
+    with start("await asyncio.sleep(3600)", leave, grace=3600.0) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leaving\n"
+        process.send_signal(signal.SIGTERM)
+        assert end(process) == (CUT, "", "goodbye\n")
+
+
+@pytest.mark.parametrize(
+    ("work", "leave"), [("await asyncio.sleep(3600)", "await asyncio.sleep(3600)"), ("time.sleep(3600)", "pass")]
+)
+def test_a_goodbye_that_hangs_is_ended_when_its_time_is_over(work: str, leave: str) -> None:
+    """As is one that cannot begin, because the event loop hears nothing."""
+    with start(work, leave, grace=0.3) as process:
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert end(process)[::2] == (CUT, "goodbye\n")
+        assert time.monotonic() - began > 0.3
+
+
+def test_work_that_ends_by_itself_leaves_nothing_behind() -> None:
+    with start("await asyncio.sleep(0)") as process:
+        assert end(process) == (0, "leaving\n", "")
