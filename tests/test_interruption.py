@@ -39,8 +39,10 @@ def start(work: str, leave: str = "pass", grace: float = 0.0) -> subprocess.Pope
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, errors = process.communicate(timeout=30)
-    return process.returncode, out, errors
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, errors = process.stdout.read(), process.stderr.read()
+    return process.wait(30), out, errors
 
 
 async def test_a_signal_cancels_the_task_and_only_sigterm_gives_tools_time() -> None:
