@@ -66,7 +66,9 @@ def test_init_env_writes_an_environment_and_its_test(tmp_path: Path) -> None:
 def test_status_audit_eval_and_rollout_read_a_run(tmp_path: Path) -> None:
     made = train(config(tmp_path / "run", "run.steps=1", "evaluation.episodes=2"))
     runner = CliRunner()
-    assert "step 1" in runner.invoke(cli.app, ["status", str(made.dir)]).output
+    said = " ".join(runner.invoke(cli.app, ["status", str(made.dir)]).output.split())
+    assert "not running, life 1, step 1 (checkpoint step-1)" in said
+    assert "a restart now would lose: 0 tokens" in said
     status = json.loads(runner.invoke(cli.app, ["status", str(made.dir), "--json"]).output)
     assert status["step"] == 1
     assert "no task lost" in runner.invoke(cli.app, ["audit", str(made.dir)]).output

@@ -169,14 +169,22 @@ class Collector:
     async def pause(self) -> None:
         """Returns when no token is being sampled. Tools and judges go on; what waits for tokens does not grow older."""
         await self._engine.pause()
-        self._paused = True
+        self._pause(True)
         self._clock.stop()
 
     async def resume(self) -> None:
         """Undoes `pause`; without one it does nothing."""
         await self._engine.resume()
-        self._paused = False
+        self._pause(False)
         self._clock.go()
+
+    def _pause(self, paused: bool) -> None:
+        """Who waits for tokens waits for the learner instead, or the other way about, from now on."""
+        if paused is not self._paused:
+            self._paused = paused
+            for recorder in self._attempts.active.values():
+                if recorder.stage == "tokens":
+                    recorder.enter("tokens")
 
     async def stop(self, grace: float = 0.0) -> None:
         """Cuts every episode where it is; returns with everything on disk. May be called twice.

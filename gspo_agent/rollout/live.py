@@ -126,10 +126,10 @@ def write_live(directory: Path, live: Live) -> None:
         raise
 
 
-def waiting_for(recorder: JournalRecorder) -> str:
-    """What an episode that is being played waits for, as `InFlight` has it."""
+def waiting_for(recorder: JournalRecorder, paused: bool) -> str:
+    """What an episode that is being played waits for, as `InFlight` has it; `paused`: no token is being sampled."""
     if recorder.stage == "tokens":
-        return "tokens"
+        return "the learner" if paused else "tokens"
     if recorder.stage != "tools":
         return _LABELS[recorder.stage]
     episode = recorder.episode
@@ -149,7 +149,7 @@ def all_in_flight(rollouts: Rollouts, sampled: Mapping[str, int], now: float) ->
     episodes = [
         InFlight(
             recorder.episode.trajectory.id,
-            waiting_for(recorder),
+            waiting_for(recorder, rollouts.paused),
             max(0, recorder.episode.turn),
             round(max(0.0, now - recorder.since), 1),
             recorder.unjournaled + sampled.get(recorder.request_id, 0),

@@ -28,7 +28,7 @@ from gspo_agent.trajectory import version_step
 _log = logging.getLogger(__name__)
 _SHARE = 50  # so much longer than a look took this waits for the next: at most a fiftieth of one core
 _LEDGER_SECONDS = 10.0  # at least, between two questions to the journal
-_LAST_SECONDS = 0.2  # that the last look waits for the journal's answer
+_LAST_SECONDS = 0.3  # that the last look waits for the one before, and for the journal's answer
 
 
 class Watched(Protocol):
@@ -113,7 +113,8 @@ class Pulse:
                 _log.warning("%s", line)
         live = self._record(rollouts, in_flight, sampled, now, ended)
         try:
-            write_live(self._directory, live)
+            if ended or not self._ended.is_set():  # the last record stays the last
+                write_live(self._directory, live)
             self._unwritten = False
         except OSError as error:
             if not self._unwritten:
@@ -141,9 +142,12 @@ class Pulse:
             return dog.look(stages)
         said = dog.look([*stages, *episode_stages(rollouts, in_flight, rollouts.tokens + sampled)])
         waited, usual = self._wait_of_learner(rollouts.leasing, now)
-        still = [each.stage for each in dog.still]
+
+        def moves(stage: str) -> bool:
+            return dog.moves(stage, dog.patience / 2)
+
         return said + dog.hear(
-            remarks(rollouts, in_flight, still=still, patience=dog.patience, waited=waited, usual=usual)
+            remarks(rollouts, in_flight, moves=moves, patience=dog.patience, waited=waited, usual=usual)
         )
 
     def _wait_of_learner(self, since: float | None, now: float) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from gspo_agent.rollout.live import Rollouts
@@ -47,7 +47,7 @@ def remarks(
     rollouts: Rollouts,
     in_flight: Sequence[InFlight],
     *,
-    still: Collection[str],
+    moves: Callable[[str], bool],
     patience: float,
     waited: float,
     usual: float,
@@ -55,7 +55,7 @@ def remarks(
     """Why nothing may reach the learner although everything moves.
 
     Args:
-        still: The stages that stand still as a whole; who waits there is told with them.
+        moves: Whether a stage makes progress; who waits where nothing moves is told with the stage.
         patience: Seconds.
         waited: Seconds for which the learner has been waiting for groups.
         usual: The longest that it waited before; less than twice that is no news.
@@ -69,7 +69,7 @@ def remarks(
         f"the last {rollouts.failed} attempts all failed, the last one with {rollouts.cause}",
     )  # fmt: skip
     working = _working(rollouts, in_flight)
-    alone = [e for stage, _, e in working if stage not in still and e.since >= patience]
+    alone = [e for stage, _, e in working if e.since >= patience and moves(stage)]
     if alone:
         longest = max(alone, key=lambda episode: episode.since)
         more = f", and {len(alone) - 1} more wait that long" if len(alone) > 1 else ""

@@ -39,8 +39,8 @@ class InFlight(NamedTuple):
     id: str
     """group.number.attempt"""
     waiting_for: str
-    """"a place", "another attempt", "the environment", "the reset", "a quota", "the journal", "tokens", "tool NAME",
-    "the step" or "the judge"."""
+    """"a place", "another attempt", "the environment", "the reset", "a quota", "the journal", "tokens", "the learner"
+    (the engine is paused), "tool NAME", "the step" or "the judge"."""
     turn: int
     since: float
     """For so many seconds, as of the moment at which this was looked at."""

@@ -81,6 +81,10 @@ class Watchdog:
         self.still = tuple(still for work in stages if (still := self._stillness(work, now)) is not None)
         return self._due(self._next_stillness, [(each.stage, each.seconds, str(each)) for each in self.still])
 
+    def moves(self, stage: str, seconds: float) -> bool:
+        """Whether the stage has made progress, or had nothing to do, within the last `seconds`."""
+        return self._looked - self._since.get(stage, self._looked) < seconds
+
     def hear(self, remarks: Iterable[Remark]) -> list[str]:
         """The same for remarks, after `look`."""
         held = [remark for remark in remarks if remark.size >= remark.least]
