@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from gspo_agent.messages import Message, ToolCall
+from gspo_agent.messages import Message
 
 REDACTED = "[redacted]"
 _SHORTEST = 4
@@ -34,11 +34,26 @@ def redact(value: Any, secrets: Iterable[str], names: Iterable[str] = ()) -> Any
     return value
 
 
-def redact_calls(message: Message, names: Mapping[str, Iterable[str]]) -> Message:
-    """`message` with the secret arguments of its tool calls replaced; `names` are those of each tool."""
-    calls: list[ToolCall] = []
-    for call in message.get("tool_calls") or []:
-        function: Any = call.get("function") or {}
-        hidden = redact(function.get("arguments"), (), names.get(function.get("name"), ()))
-        calls.append(cast(ToolCall, {**call, "function": {**function, "arguments": hidden}}))
-    return {**message, "tool_calls": calls} if calls else message
+def redact_message(message: Message, names: Mapping[str, Iterable[str]], env: object) -> Message:
+    """An assistant's message without secret values, in its calls and around them; `names` are those of each tool.
+
+    A call that could not be parsed stays as it is: where in it a secret stands cannot be told.
+    """
+    calls: list[Any] = list(message.get("tool_calls") or [])
+    secrets: set[str] = set()
+    for tool, hidden in names.items():
+        secrets.update(secret_values(hidden, {}, env))
+        for function in (call.get("function") or {} for call in calls):
+            if function.get("name") == tool and isinstance(function.get("arguments"), dict):
+                secrets.update(secret_values(hidden, function["arguments"], env))
+    longest_first = sorted(secrets, key=len, reverse=True)
+    shown = dict(redact({key: value for key, value in message.items() if key != "tool_calls"}, longest_first))
+    if calls:
+        shown["tool_calls"] = [_redact_call(call, names, longest_first) for call in calls]
+    return cast(Message, shown)
+
+
+def _redact_call(call: Any, names: Mapping[str, Iterable[str]], secrets: Iterable[str]) -> Any:
+    function: Any = call.get("function") or {}
+    arguments = redact(function.get("arguments"), secrets, names.get(function.get("name"), ()))
+    return {**call, "function": {**function, "arguments": arguments}}

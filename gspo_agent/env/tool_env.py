@@ -16,7 +16,7 @@ from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
 from gspo_agent.env.episode import Episode, once, quietly
 from gspo_agent.env.given import Given
 from gspo_agent.env.options import check_names
-from gspo_agent.env.redaction import redact_calls
+from gspo_agent.env.redaction import redact_message
 from gspo_agent.env.scoring import verdict_within, weigh
 from gspo_agent.env.shared import Shared, shared_of
 from gspo_agent.env.spaces import is_message
@@ -235,8 +235,9 @@ class ToolEnv(Env):
         return [*tools, "score", *(() if cls.logs_calls else ("step",))]
 
     def redact(self, message: Message) -> Message:
-        names = {tool.name: tool.secrets for tool in (self.__episode.tools or {}).values() if tool.secrets}
-        return redact_calls(message, names) if names else message
+        tools = {**self._declared, **(self.__episode.tools or {})}
+        names = {name: tool.secrets for name, tool in tools.items() if tool.secrets}
+        return redact_message(message, names, self) if names else message
 
     def _snapshot(self) -> dict[str, Any] | None:
         """Attributes and generator as JSON; None, and the level "none", where one of them has no such form."""

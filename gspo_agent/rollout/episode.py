@@ -180,7 +180,10 @@ class _Player:
         turn_ids = episode.token_ids[episode.turn_start :]
         for segment in segments:
             turn_ids += segment.token_ids.tolist()
-        recorder.record(event, Acted(self.chat.parse(turn_ids, episode.tools)))
+        action = self.chat.parse(turn_ids, episode.tools)
+        # A replay repeats what was typed, all of it.
+        shown = self.env.redact(action) if self.env.state_level != "replay" else action
+        recorder.record(event, Acted(action, None if shown == action else shown))
 
     async def _generate(self, sampling: Sampling) -> tuple[str, Completion]:
         """Asks the engine; past the episode's wall time the request is aborted and what it has is taken."""
@@ -200,8 +203,7 @@ class _Player:
     async def step(self) -> None:
         """The environment's answer to the turn, or the limit that stands against asking it."""
         recorder, episode, env = self.recorder, self.recorder.episode, self.env
-        action = episode.action
-        assert action is not None
+        action = self._action()
         calls = sum("error" not in call for call in action.get("tool_calls", ()))
         if self.limits.tool_calls is not None and calls and episode.tool_calls > self.limits.tool_calls:
             return self._end_at(StopReason.TOOL_CALLS)
@@ -272,9 +274,7 @@ class _Player:
 
     async def _answer(self, env: Env) -> tuple[Any, ...]:
         """The environment's step. Where it does not log its calls itself, the step is one call: begun once at most."""
-        episode = self.recorder.episode
-        action = episode.action
-        assert action is not None
+        episode, action = self.recorder.episode, self._action()
         if env.logs_calls:
             return await env.astep(action)
         call_id = f"{env.episode_id}/{episode.turn}/0"
@@ -286,6 +286,17 @@ class _Player:
                 await self.recorder.durable(CallBegun(call_id, "step", {}))
             with calling(env, call_id):
                 return await env.astep(action)
+
+    def _action(self) -> Message:
+        """The turn to be answered; secret values that were not written down are read from its tokens."""
+        episode = self.recorder.episode
+        assert episode.action is not None
+        if episode.redacted:
+            action = self.chat.parse(episode.token_ids[episode.turn_start :], episode.tools)
+            if self.env.redact(action) != episode.action:
+                raise EnvError("a turn with secret values reads otherwise than in the life that sampled it")
+            episode.action, episode.redacted = action, False
+        return episode.action
 
     async def _renew(self, state: State | Same | None = SAME) -> None:
         """Replaces an instance in which a call may still be running by a fresh one at the last good state."""

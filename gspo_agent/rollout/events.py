@@ -83,6 +83,8 @@ class Episode:
     """Sampled tokens in all."""
     action: Message | None = None
     """Parsed and not yet answered by the environment."""
+    redacted: bool = False
+    """`action` lacks its secret values."""
     tool_calls: int = 0
     """Calls handed to the environment, malformed ones left out."""
     seconds: float = 0.0
@@ -276,22 +278,25 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """The finished turn as the environment gets it; never parsed again."""
+    """The finished turn as the environment gets it; parsed again only for secrets, which are not written."""
 
     kind: ClassVar[str] = "acted"
     message: Message
+    shown: Message | None = None
+    """Without the secret values, where there are any: what is written down."""
 
     def apply(self, episode: Episode) -> None:
-        episode.action = self.message
-        episode.trajectory.messages.append(self.message)
+        episode.action, episode.redacted = self.message, self.message is self.shown
+        episode.trajectory.messages.append(self.shown or self.message)
         episode.tool_calls += sum("error" not in call for call in self.message.get("tool_calls", ()))
 
     def encode(self) -> tuple[Row, Mapping[str, bytes]]:
-        return Row(self.kind, orjson.dumps(self.message)), {}
+        return Row(self.kind, orjson.dumps(self.message if self.shown is None else {"redacted": self.shown})), {}
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Acted:
-        return cls(orjson.loads(row.data))
+        data = orjson.loads(row.data)
+        return cls(data["redacted"], data["redacted"]) if "redacted" in data else cls(data)
 
 
 @dataclass(frozen=True, slots=True)

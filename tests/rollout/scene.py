@@ -112,6 +112,7 @@ class Run:
     durability: Any = "process"
     chat: ByteChat = CHAT
     quotas: dict[str, Any] = field(default_factory=dict)
+    tasks: Any = field(default_factory=lambda: Tasks())
 
     def __enter__(self) -> Run:
         self.journal = Journal.open(self.path, durability=self.durability)
@@ -120,7 +121,7 @@ class Run:
         self.collector = Collector(
             journal=self.journal,
             ledger=self.ledger,
-            sources=[Source(factory, Tasks(), self.limits)],  # type: ignore[arg-type]
+            sources=[Source(factory, self.tasks, self.limits)],
             chat=self.chat,
             engine=self.engine,
             config=self.config,
