@@ -178,7 +178,7 @@ def written(run: Run) -> str:
 
 @pytest.mark.parametrize(("times", "word"), [(1, SECRET), ("many", SECRET), (3, SECRET), (1, 31415926)])
 async def test_a_secret_is_in_no_text_of_the_journal(fast_path: Path, times: Any, word: Any) -> None:
-    """Not in that of a call that ran, nor of a lost connection, nor where what was typed is no argument for the tool."""
+    """Not where the call ran, nor where a connection was lost, nor where what was typed is no argument for it."""
     with a_run(fast_path, Login, typist(times, word)) as run:
         if times == 3:
             run.collector._failures._max_failed = 1e9  # type: ignore[attr-defined]
