@@ -15,8 +15,8 @@ from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger
 from gspo_agent.testing import ScriptedEngine
 from gspo_agent.trajectory import Segment, weight_version
+from tests.rollout.moves import new_group
 from tests.rollout.scene import Run, shopper
-from tests.rollout.test_ledger import new_group
 
 COPY = (
     "INSERT INTO events (slot, at, kind, data, token_ids, logprobs) "

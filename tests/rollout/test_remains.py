@@ -18,8 +18,7 @@ from gspo_agent.rollout.audit import audit
 from gspo_agent.rollout.events import CallBegun
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, read_status
-from tests.rollout.test_ledger import new_group
-from tests.rollout.test_retention import play, train
+from tests.rollout.moves import new_group, play, train
 
 WAL = "journal.sqlite-wal"
 

@@ -15,13 +15,13 @@ import pytest
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout import export, retention, schema
 from gspo_agent.rollout.audit import audit
-from gspo_agent.rollout.events import CallBegun, Ended, Observed
+from gspo_agent.rollout.events import CallBegun, Ended
 from gspo_agent.rollout.journal import Journal
-from gspo_agent.rollout.ledger import Ledger, OpenGroup, read_status
+from gspo_agent.rollout.ledger import Ledger, read_status
 from gspo_agent.rollout.retention import Retention, retire
 from gspo_agent.trajectory import Status
+from tests.rollout.moves import begin, end, new_group, play, train
 from tests.rollout.scene import until
-from tests.rollout.test_ledger import begin, end, new_group, sample
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -30,25 +30,6 @@ pq = pytest.importorskip("pyarrow.parquet")
 def journal(fast_path: Path) -> Iterator[Journal]:
     with Journal.open(fast_path / "journal.sqlite") as opened:
         yield opened
-
-
-async def play(ledger: Ledger, group: OpenGroup, *rewards: float, tokens: int = 1) -> None:
-    for slot, reward in zip(group.slots, rewards, strict=True):
-        begin(ledger, slot)
-        ledger._journal.append(slot.id, Observed(0, [{"role": "user", "content": "hi"}], [7, 8], tools=[]))
-        sample(ledger, slot, *[0] * tokens, offset=2)
-        end(ledger, slot, reward)
-
-
-async def train(ledger: Ledger, *steps: int, filtered: bool = False) -> None:
-    """Each of these steps: one group of two, played, trained, and covered by a checkpoint."""
-    for step in steps:
-        if filtered:
-            await play(ledger, await ledger.create_group(new_group(ledger.cursors().get(0, 0))), 1.0, 1.0)
-        await play(ledger, await ledger.create_group(new_group(ledger.cursors().get(0, 0))), 0.0, 1.0)
-        lease = await ledger.lease(step, 1, max_filtered=1, max_weight_lag=8)
-        assert lease is not None
-        await ledger.commit_step(step, lease, (f"step-{step}", "hash"))
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,155 @@
+"""Groups and slots: what an end, a failure, a fresh start or an expiry leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.rollout.ledger import Ledger, OpenGroup, Ready
+from tests.rollout.moves import begin, end, finish, new_group, sample
+
+
+@pytest.fixture
+def ledger(fast_path: Path) -> Iterator[Ledger]:
+    with Journal.open(fast_path / "journal.sqlite") as journal:
+        yield Ledger(journal)
+
+
+async def test_rewards_that_differ_by_rounding_are_no_variance(ledger: Ledger) -> None:
+    await finish(ledger, await ledger.create_group(new_group(0)), 1.0, 1.0 + 1e-9)
+    await finish(ledger, await ledger.create_group(new_group(1)), 1.0, 1.1)
+    assert ledger.ready() == [Ready(1, True), Ready(2, False)]
+
+
+async def aged_group(ledger: Ledger, cursor: int, *steps: tuple[int, ...], max_attempts: int = 3) -> OpenGroup:
+    """A ready group whose members hold tokens of these steps."""
+    group = await ledger.create_group(new_group(cursor, size=len(steps))._replace(max_attempts=max_attempts))
+    for slot, of in zip(group.slots, steps, strict=True):
+        begin(ledger, slot)
+        sample(ledger, slot, *of)
+        end(ledger, slot, float(slot.number))
+    return group
+
+
+async def test_a_ready_group_tells_its_oldest_token_whoever_asks(ledger: Ledger) -> None:
+    await aged_group(ledger, 0, (4, 6), (5,))
+    assert ledger.ready() == [Ready(1, False, 4)]
+    group = await ledger.create_group(new_group(1))
+    sample(ledger, group.slots[0], 2)
+    begin(ledger, group.slots[0])
+    end(ledger, group.slots[0], 0.0)
+    begin(ledger, group.slots[1])
+    assert end(ledger, group.slots[1], 1.0).ready == Ready(2, False, 2)
+    rows = ledger._now(lambda c: c.execute("SELECT versions FROM slots ORDER BY id").fetchall())
+    assert [orjson.loads(versions) for (versions,) in rows] == [{"4": 3, "6": 3}, {"5": 3}, {"2": 3}, {}]
+
+
+async def test_expired_members_alone_are_played_again(ledger: Ledger) -> None:
+    await aged_group(ledger, 0, (4, 6), (5, 6), (3,))
+    await aged_group(ledger, 1, (9,), (9,))
+    assert await ledger.expire(7, 4) == []
+    (group,) = await ledger.expire(9, 4)
+    assert [(slot.number, slot.attempt, slot.running) for slot in group.slots] == [(0, 1, False), (2, 1, False)]
+    assert group.task == {"n": 0}
+    assert ledger.unfinished() == [group]
+    assert [ready.id for ready in ledger.ready()] == [2]
+    assert await ledger.expire(9, 4) == []
+    for slot in group.slots:
+        begin(ledger, slot)
+        sample(ledger, slot, 8)
+        settled = end(ledger, slot, 1.0)
+    assert settled.ready == Ready(1, True, 5)
+    lease = await ledger.lease(9, 2, max_filtered=0, max_weight_lag=4)
+    assert lease is not None
+    assert [[(t.index, t.attempt) for t in group.trajectories] for group in lease.groups] == [
+        [(0, 0), (1, 0)], [(0, 1), (1, 0), (2, 1)]
+    ]  # fmt: skip
+    assert lease.masked_tokens == 0
+
+
+async def test_failed_and_expired_attempts_together_have_one_limit_and_then_the_tokens_are_masked(
+    ledger: Ledger,
+) -> None:
+    group = await ledger.create_group(new_group(0)._replace(max_attempts=3))
+    begin(ledger, group.slots[0])
+    retry = end(ledger, group.slots[0], None).retry
+    assert retry is not None
+    for slot in (retry, group.slots[1]):
+        begin(ledger, slot)
+        sample(ledger, slot, 1)
+        end(ledger, slot, float(slot.number))
+    (again,) = await ledger.expire(9, 4)
+    assert [(slot.number, slot.attempt) for slot in again.slots] == [(0, 2), (1, 1)]
+    for slot in again.slots:
+        begin(ledger, slot)
+        sample(ledger, slot, 2)
+        settled = end(ledger, slot, float(slot.number))
+    # The first member is out of attempts; the other may be played once more.
+    assert settled.ready == Ready(1, False, 2)
+    (again,) = await ledger.expire(9, 4)
+    assert [(slot.number, slot.attempt) for slot in again.slots] == [(1, 2)]
+    begin(ledger, again.slots[0])
+    sample(ledger, again.slots[0], 3)
+    assert end(ledger, again.slots[0], 1.0).ready == Ready(1, False, None)
+    assert await ledger.expire(100, 4) == []
+    lease = await ledger.lease(9, 1, max_filtered=0, max_weight_lag=4)
+    assert lease is not None
+    assert lease.masked_tokens == 6
+
+
+async def test_an_expired_member_counts_again_where_its_later_attempts_all_failed(ledger: Ledger) -> None:
+    await aged_group(ledger, 0, (1,), (9,), max_attempts=2)
+    (group,) = await ledger.expire(9, 4)
+    (slot,) = group.slots
+    begin(ledger, slot)
+    settled = end(ledger, slot, None)
+    assert settled == (None, "ready", Ready(1, False, 9))
+    lease = await ledger.lease(9, 1, max_filtered=0, max_weight_lag=4)
+    assert lease is not None
+    assert [(t.index, t.attempt) for t in lease.groups[0].trajectories] == [(0, 0), (1, 0)]
+    assert lease.masked_tokens == 3
+
+
+async def test_a_cursor_cannot_be_moved_twice(ledger: Ledger) -> None:
+    await ledger.create_group(new_group(0))
+    with pytest.raises(JournalError, match="stands at task 1, not 0"):
+        await ledger.create_group(new_group(0))
+    assert ledger.cursors() == {0: 1}
+    assert ledger.status().groups == {"open": 1}
+
+
+async def test_a_reward_that_is_not_finite_never_reaches_a_group(ledger: Ledger) -> None:
+    group = await ledger.create_group(new_group(0))
+    begin(ledger, group.slots[0])
+    with pytest.raises(JournalError, match="unscored"):
+        end(ledger, group.slots[0], float("nan"))
+
+
+async def test_a_group_without_enough_scored_members_is_given_up(ledger: Ledger) -> None:
+    group = await ledger.create_group(new_group(0, size=3))
+    await finish(ledger, group._replace(slots=group.slots[:1]), 1.0)
+    for slot in group.slots[1:]:
+        begin(ledger, slot)
+        retry = end(ledger, slot, None).retry
+        begin(ledger, retry)
+        settled = end(ledger, retry, None)
+        assert settled.retry is None
+    assert settled.group_state == "given_up"
+    assert ledger.status().failures == {"because": 4}
+
+
+async def test_a_group_goes_with_the_members_that_were_scored(ledger: Ledger) -> None:
+    group = await ledger.create_group(new_group(0, size=3))
+    await finish(ledger, group._replace(slots=group.slots[:2]), 1.0, 0.0)
+    begin(ledger, group.slots[2])
+    retry = end(ledger, group.slots[2], None).retry
+    begin(ledger, retry)
+    assert end(ledger, retry, None).group_state == "ready"
+    lease = await ledger.lease(1, 1, max_filtered=0)
+    assert lease is not None
+    assert [t.index for t in lease.groups[0].trajectories] == [0, 1]
