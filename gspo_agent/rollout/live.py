@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,17 +146,19 @@ def waiting_for(recorder: JournalRecorder, paused: bool) -> str:
 
 
 def all_in_flight(rollouts: Rollouts, sampled: Mapping[str, int], now: float) -> tuple[InFlight, ...]:
-    """`sampled`: request id -> tokens so far. `now`: by `time.monotonic`."""
-    episodes = [
-        InFlight(
-            recorder.episode.trajectory.id,
-            waiting_for(recorder, rollouts.paused),
-            max(0, recorder.episode.turn),
-            round(max(0.0, now - recorder.since), 1),
-            recorder.unjournaled + sampled.get(recorder.request_id, 0),
-        )
-        for recorder in rollouts.active
-    ]
+    """Those that are played, in the order of `active`, and behind them the others.
+
+    `sampled`: request id -> tokens so far. `now`: by `time.monotonic`.
+    """
+    paused, episodes = rollouts.paused, []
+    for recorder in rollouts.active:
+        episode = recorder.episode
+        tokens = recorder.unjournaled
+        if recorder.request_id:
+            tokens += sampled.get(recorder.request_id, 0)
+        since = round(max(0.0, now - recorder.since), 1)
+        what = waiting_for(recorder, paused)
+        episodes.append(InFlight(episode.trajectory.id, what, max(0, episode.turn), since, tokens))
     for what, slots in (("a place", rollouts.places), ("another attempt", rollouts.again)):
         episodes += [InFlight(f"{slot.group_id}.{slot.number}.{slot.attempt}", what, 0, 0.0) for slot in slots]
     return tuple(episodes)
@@ -163,12 +166,9 @@ def all_in_flight(rollouts: Rollouts, sampled: Mapping[str, int], now: float) ->
 
 def staleness(rollouts: Rollouts, step: int) -> dict[int, int]:
     """Of everything that was sampled and is in flight, as if `step` took it."""
-    return lags(
-        (
-            (version_step(segment.weight_version), len(segment))
-            for recorder in rollouts.active
-            for segment in recorder.episode.trajectory.segments
-            if segment.weight_version is not None
-        ),
-        step,
-    )
+    tokens: Counter[int | None] = Counter()
+    for recorder in rollouts.active:
+        for segment in recorder.episode.trajectory.segments:
+            tokens[segment.weight_version] += len(segment.token_ids)
+    del tokens[None]  # what the environments wrote
+    return lags(((version_step(version), number) for version, number in tokens.items() if version is not None), step)

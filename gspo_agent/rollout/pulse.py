@@ -20,14 +20,14 @@ from gspo_agent.errors import JournalError
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.live import Live, Loss, Rollouts, all_in_flight, staleness, write_live
 from gspo_agent.rollout.owner import Owner
-from gspo_agent.rollout.stages import Phase, episode_stages, learner_stage, remarks
+from gspo_agent.rollout.stages import Phase, at_work, episode_stages, learner_stage, remarks
 from gspo_agent.rollout.status import InFlight, RunStatus, run_status
 from gspo_agent.rollout.watchdog import Watchdog, Work
 from gspo_agent.trajectory import version_step
 
 _log = logging.getLogger(__name__)
 _SHARE = 50  # so much longer than a look took this waits for the next: at most a fiftieth of one core
-_LEDGER_SECONDS = 10.0  # at least, between two questions to the journal
+_SLOW_SECONDS = 10.0  # at least, between two looks at what takes long or changes slowly: the journal, tokens' ages
 _LAST_SECONDS = 0.3  # that the last look waits for the one before, and for the journal's answer
 
 
@@ -60,7 +60,8 @@ class Pulse:
         self._collector: Watched | None = None
         self._engine: object = None
         self._ledger: RunStatus | None = None
-        self._ledger_at = self._next_question = 0.0
+        self._ledger_at = self._next_question = self._next_staleness = 0.0
+        self._staleness: dict[int, int] = {}
         self._question: Future[tuple[RunStatus, float] | None] | None = None
         self._leasing: float | None = None
         self._waited = self._usual = 0.0
@@ -108,6 +109,9 @@ class Pulse:
         sampled = self._sampled(rollouts)
         in_flight = () if rollouts is None else all_in_flight(rollouts, sampled, now)
         self._ask_ledger(now)
+        if rollouts is not None and (ended or now >= self._next_staleness):
+            self._next_staleness = now + _SLOW_SECONDS
+            self._staleness = staleness(rollouts, version_step(getattr(self._engine, "weight_version", 0)) + 1)
         if not ended:
             for line in self._bark(rollouts, in_flight, sum(sampled.values()), now):
                 _log.warning("%s", line)
@@ -140,14 +144,15 @@ class Pulse:
         ]
         if rollouts is None:
             return dog.look(stages)
-        said = dog.look([*stages, *episode_stages(rollouts, in_flight, rollouts.tokens + sampled)])
+        working = at_work(rollouts, in_flight)
+        said = dog.look([*stages, *episode_stages(working, rollouts.tokens + sampled)])
         waited, usual = self._wait_of_learner(rollouts.leasing, now)
 
         def moves(stage: str) -> bool:
             return dog.moves(stage, dog.patience / 2)
 
         return said + dog.hear(
-            remarks(rollouts, in_flight, moves=moves, patience=dog.patience, waited=waited, usual=usual)
+            remarks(rollouts, in_flight, working, moves=moves, patience=dog.patience, waited=waited, usual=usual)
         )
 
     def _wait_of_learner(self, since: float | None, now: float) -> tuple[float, float]:
@@ -177,7 +182,7 @@ class Pulse:
             if self._question.exception() is None and (answer := self._question.result()) is not None:
                 self._ledger, seconds = answer
                 self._ledger_at = time.time()
-                self._next_question = now + max(_LEDGER_SECONDS, _SHARE * seconds)
+                self._next_question = now + max(_SLOW_SECONDS, _SHARE * seconds)
             self._question = None
         if self._question is None and now >= self._next_question:
             with suppress(JournalError):  # whoever writes will be told
@@ -202,7 +207,6 @@ class Pulse:
     ) -> Live:
         phase, where = self._phase(), self._journal.path
         file = where.stat()
-        step = version_step(getattr(self._engine, "weight_version", 0))
         return Live(
             owner=Owner(self._journal.life, socket.gethostname(), os.getpid(), time.time(), ended),
             journal=str(where.resolve()),
@@ -210,8 +214,8 @@ class Pulse:
             phase=phase.text,
             phase_seconds=round(now - phase.since, 1),
             in_flight=in_flight,
-            loss=_loss(rollouts, sampled),
-            staleness={} if rollouts is None else staleness(rollouts, step + 1),
+            loss=_loss(rollouts, in_flight, sampled),
+            staleness=self._staleness,
             failures={} if rollouts is None else rollouts.failures,
             restarts=0 if rollouts is None else rollouts.restarts,
             tokens=0 if rollouts is None else rollouts.tokens,
@@ -222,15 +226,12 @@ class Pulse:
         )
 
 
-def _loss(rollouts: Rollouts | None, sampled: Mapping[str, int]) -> Loss:
-    active = () if rollouts is None else rollouts.active
-    behind = sum(recorder.unjournaled for recorder in active)
-    running = [recorder for recorder in active if recorder.request_id]
-    return Loss(
-        len(running),
-        behind + sum(sampled.get(recorder.request_id, 0) for recorder in running),
-        behind + sum(recorder.asked for recorder in running),
-    )
+def _loss(rollouts: Rollouts | None, in_flight: Sequence[InFlight], sampled: Mapping[str, int]) -> Loss:
+    running = [r for r in rollouts.active if r.request_id] if rollouts is not None else []
+    unjournaled = sum(episode.unjournaled for episode in in_flight)
+    # Of a running request as many as it may still bring, of the others what there is.
+    may_come = sum(recorder.asked - sampled.get(recorder.request_id, 0) for recorder in running)
+    return Loss(len(running), unjournaled, unjournaled + may_come)
 
 
 def _place(thread: int) -> str:

@@ -145,8 +145,10 @@ class JournalRecorder(Recorder):
     def unjournaled(self) -> int:
         """Sampled tokens whose events are not on disk yet; those of the running request are not among them. From any
         thread."""
-        written = self._journal.written
-        return sum(tokens for end, tokens in tuple(self._behind) if end > written)
+        written, behind = self._journal.written, tuple(self._behind)
+        if not behind or behind[-1][0] <= written:
+            return 0
+        return sum(tokens for end, tokens in behind if end > written)
 
     async def room(self, tokens: int) -> int:
         await self._journal.room()

@@ -27,16 +27,34 @@ class Phase(NamedTuple):
     """Changes whenever a part of it is done."""
 
 
+class Waiting(NamedTuple):
+    """An episode that is being played, and the stage that works on it."""
+
+    stage: str
+    since: float
+    """By `time.monotonic`."""
+    episode: InFlight
+
+
 def learner_stage(phase: Phase) -> Work:
     """What the run itself works on; phases that are not of the learner by their own names."""
     stage = "learner" if phase.text in _LEARNING else phase.text
     return Work(stage, frozenset() if phase.text in _IDLE else {phase.since}, phase.text, phase.done)
 
 
-def episode_stages(rollouts: Rollouts, in_flight: Sequence[InFlight], sampled: int) -> Iterator[Work]:
-    """Tokens, tools, judges and quotas; `sampled` grows with every token. A paused engine has nothing to do."""
+def at_work(rollouts: Rollouts, in_flight: Sequence[InFlight]) -> list[Waiting]:
+    """What is played, without those that wait for tokens of a paused engine."""
+    return [
+        Waiting(recorder.stage if recorder.stage in _OWN else "tools", recorder.since, episode)
+        for recorder, episode in zip(rollouts.active, in_flight, strict=False)  # behind them, those that are not played
+        if not (rollouts.paused and recorder.stage == "tokens")
+    ]
+
+
+def episode_stages(working: Sequence[Waiting], sampled: int) -> Iterator[Work]:
+    """Tokens, tools, judges and quotas; `sampled` grows with every token."""
     for name in ("tokens", "tools", "judges", "quota"):
-        there = [(since, episode) for stage, since, episode in _working(rollouts, in_flight) if stage == name]
+        there = [(since, episode) for stage, since, episode in working if stage == name]
         # Whoever has begun to wait for something else has moved on.
         waiting = {(since, episode.id) for since, episode in there}
         example = named(min(there, key=lambda each: each[0])[1]) if there else ""
@@ -46,6 +64,7 @@ def episode_stages(rollouts: Rollouts, in_flight: Sequence[InFlight], sampled: i
 def remarks(
     rollouts: Rollouts,
     in_flight: Sequence[InFlight],
+    working: Sequence[Waiting],
     *,
     moves: Callable[[str], bool],
     patience: float,
@@ -68,7 +87,6 @@ def remarks(
         "failed", rollouts.failed, _FAILED_IN_A_ROW,
         f"the last {rollouts.failed} attempts all failed, the last one with {rollouts.cause}",
     )  # fmt: skip
-    working = _working(rollouts, in_flight)
     alone = [e for stage, _, e in working if e.since >= patience and moves(stage)]
     if alone:
         longest = max(alone, key=lambda episode: episode.since)
@@ -82,14 +100,6 @@ def remarks(
 
 def named(episode: InFlight) -> str:
     return f"{episode.id} waits for {episode.waiting_for}"
-
-
-def _working(rollouts: Rollouts, in_flight: Sequence[InFlight]) -> Iterator[tuple[str, float, InFlight]]:
-    """(stage, since when by `time.monotonic`, episode); without those that wait for tokens of a paused engine."""
-    for recorder, episode in zip(rollouts.active, in_flight, strict=False):  # behind them, those that are not played
-        stage = recorder.stage if recorder.stage in _OWN else "tools"
-        if not (stage == "tokens" and rollouts.paused):
-            yield stage, recorder.since, episode
 
 
 def _missing_groups(rollouts: Rollouts, in_flight: Sequence[InFlight], waited: float) -> str:

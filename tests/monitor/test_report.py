@@ -40,7 +40,7 @@ from tests.rollout.scene import Run, Shop, shopper, until
 
 async def main(path, network):
     schema.on_network = lambda path: network
-    pulse_room._LEDGER_SECONDS, pulse_room._SHARE = 0.05, 1
+    pulse_room._SLOW_SECONDS, pulse_room._SHARE = 0.05, 1
     engine = ScriptedEngine(shopper, chunk=4)
     engine.hold_at = 340
     config = RolloutConfig(group_size=2, groups_per_step=2, over_provision=1.0, journal_tokens=48)
