@@ -21,6 +21,7 @@ from gspo_agent.errors import EnvError
 from gspo_agent.messages import call
 from gspo_agent.rollout import collector as collector_room
 from gspo_agent.rollout import recorder as recorder_room
+from gspo_agent.rollout.events import CallBegun
 from gspo_agent.rollout.live import Live, read_live
 from gspo_agent.rollout.pulse import Pulse
 from gspo_agent.rollout.stages import Phase
@@ -210,6 +211,7 @@ async def test_an_engine_that_stopped_is_named_and_one_that_is_paused_is_not(
         phase = Phase("learning", clock.monotonic(), 0)
         said = await looks(pulse, clock, 70, caplog)
         assert [line.partition(" for")[0] for line in said] == ["learner: no progress"]
+        assert {episode.waiting_for for episode in pulse.look().in_flight} == {"the learner"}
         await run.collector.resume()
         phase = WAITING
         (said_of_tokens,) = await looks(pulse, clock, 70, caplog)
@@ -346,7 +348,20 @@ async def test_what_cannot_be_written_stops_nothing_and_leaves_nothing(
         (fast_path / "live.json.tmp").rmdir()
         pulse.look()
         assert read_live(fast_path) is not None
+        (fast_path / "live.json").unlink()
+        (fast_path / "live.json" / "in the way").mkdir(parents=True)
+        assert len(await looks(pulse, clock, 5, caplog)) == 1
         assert not (fast_path / "live.json.tmp").exists()
+
+
+async def test_a_journal_that_cannot_answer_goes_on_writing(
+    fast_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(fast_path / "journal.sqlite") as run, pulse_of(run, clock) as pulse:
+        await run.journal.transact(lambda c: c.execute("DROP TABLE leases"))
+        (said,) = await looks(pulse, clock, 5, caplog)
+        assert "no such table: leases" in said
+        await run.journal.durable(1, CallBegun("a", "f", {}))
 
 
 async def test_its_thread_writes_by_itself_and_a_last_record_at_the_end(fast_path: Path) -> None:
@@ -360,6 +375,7 @@ async def test_its_thread_writes_by_itself_and_a_last_record_at_the_end(fast_pat
             pulse.watch(run.collector, run.engine)
             await until(lambda: (fast_path / "live.json").exists() and record().ledger is not None)
             assert not record().owner.ended
+        pulse.look()  # as its thread might, late
         assert record().owner.ended
         status = record().ledger
         assert status is not None
