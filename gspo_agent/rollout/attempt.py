@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,12 +76,17 @@ class Attempts:
         """Sampled in this life."""
         return self._tokens + sum(recorder.sampled_now for recorder in tuple(self.active.values()))
 
-    async def play(self, source: Source, group: OpenGroup, slot: Slot) -> Outcome | None:
-        """None where it was cut. Raises JournalError and ConfigError; every other fault ends the attempt as failed."""
+    async def play(self, source: Source, group: OpenGroup, slot: Slot, ended: Callable[[Outcome], None]) -> None:
+        """Returns when the attempt is over, or cut, and its environment is closed.
+
+        What came of it is told to `ended` before that, at once and in the order in which the ledger has it. Raises
+        JournalError and ConfigError; every other fault ends the attempt as failed.
+        """
         if self.leaving:
-            return None
+            return
         recorder = await self._recorder(group, slot)
         recorder.cut, episode = self.leaving, recorder.episode
+        recorder.on_settled = lambda settled: ended(Outcome(settled, episode.trajectory))
         self.active[slot.id] = recorder
         env: Env | None = None
         try:
@@ -104,7 +110,7 @@ class Attempts:
         except StateLost as lost:
             recorder.lost = True
             self.restarts += 1
-            return Outcome(await asyncio.wrap_future(self._ledger.restart(slot, str(lost))), None)
+            ended(Outcome(await asyncio.wrap_future(self._ledger.restart(slot, str(lost))), None))
         except (JournalError, ConfigError):
             raise
         except Exception as fault:  # the environment could not be made or brought back
@@ -114,9 +120,8 @@ class Attempts:
             await self._close(env, recorder)
             self._tokens += recorder.sampled_now
             del self.active[slot.id]
-        if recorder.settled is None:
-            return None
-        return Outcome(await asyncio.wrap_future(recorder.settled), episode.trajectory)
+        if recorder.settled is not None:
+            await recorder.settled
 
     async def _recorder(self, group: OpenGroup, slot: Slot) -> JournalRecorder:
         if slot.running:
@@ -137,6 +142,7 @@ class Attempts:
         """Lets go of the instance; where the episode was cut, what its state leads to stays."""
         if env is None:
             return
+        recorder.enter("")
         over = recorder.settled is not None or recorder.lost or recorder.episode.turn < 0
         try:
             async with asyncio.timeout(_LAST_CLOSE_SECONDS if self.leaving else _CLOSE_SECONDS):

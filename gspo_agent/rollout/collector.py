@@ -9,18 +9,19 @@ import logging
 import math
 import time
 from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gspo_agent.background import off_loop
 from gspo_agent.config import RolloutConfig
 from gspo_agent.engine.base import Engine
 from gspo_agent.errors import JournalError
-from gspo_agent.rollout.attempt import Attempts, Source
+from gspo_agent.rollout.attempt import Attempts, Outcome, Source
 from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.failures import WINDOW, Failures
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Ready, Settled, Slot, choose
 from gspo_agent.rollout.live import Rollouts
+from gspo_agent.rollout.progress import Progress
 from gspo_agent.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -33,36 +34,6 @@ _log = logging.getLogger(__name__)
 _FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 _ABORT_SECONDS, _CUT_SECONDS, _CANCEL_SECONDS = 0.3, 0.5, 0.5  # within the two seconds that `stop` may take
 _LOOK_SECONDS = 0.1  # between two looks at who is still inside a tool
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What is going on right now; `str()` is one line for a screen."""
-
-    in_flight: int
-    generating: int
-    in_tools: int
-    waiting: int
-    """Episodes that wait for a place among `max_in_flight`."""
-    ready_groups: int
-    """Finished and not handed out."""
-    open_groups: int
-    failures: dict[str, int]
-    """Cause -> episodes of this life."""
-    restarts: int
-    """Episodes that could not be gone on with and began again."""
-    tokens: int
-    """Sampled in this life."""
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.in_flight} episodes in flight ({self.generating} generating, {self.in_tools} in tools), "
-            f"{self.ready_groups} groups ready, {self.tokens} tokens"
-        )
-        if self.failures:
-            cause, number = max(self.failures.items(), key=lambda item: item[1])
-            text += f", {sum(self.failures.values())} failed ({number} times {cause})"
-        return text
 
 
 class Collector:
@@ -148,7 +119,7 @@ class Collector:
         fault behind most failures once their share passes `max_failed`.
         """
         self._demand = max(self._demand, num_groups)
-        if step not in self._ledger.pending_leases():
+        if step not in await off_loop(self._ledger.pending_leases):
             await self._wait_for(num_groups, step)
         self._check()
         lease = await self._ledger.lease(
@@ -353,26 +324,28 @@ class Collector:
             self._playing[slot.id] = self._keep(self._play(group, slot))
 
     async def _play(self, group: OpenGroup, slot: Slot) -> None:
-        """Plays one attempt, and sees to what follows from its end."""
         try:
-            outcome = await self._attempts.play(self._sources[group.source], group, slot)
+            await self._attempts.play(self._sources[group.source], group, slot, lambda what: self._ended(group, what))
         finally:
             del self._playing[slot.id]
             self._fill()
-        if outcome is None:
-            return
+
+    def _ended(self, group: OpenGroup, outcome: Outcome) -> None:
+        """Sees to what follows from the end of an attempt."""
         if outcome.trajectory is not None:
             self._finished.setdefault(group.id, []).append(outcome.trajectory)
             fault = self._failures.add(outcome.trajectory.stop_reason if outcome.failed else None)
             if fault is not None and self._fatal is None:
                 self._fatal = fault
-                await self._ledger.answer_failures()
+                self._keep(self._ledger.answer_failures())
         self._settle(group, outcome.settled)
         retry = outcome.settled.retry
-        if retry is not None:
+        if retry is not None and not self._stopping:
+            again = group._replace(slots=[retry])
             if outcome.failed:
-                await self._back_off(retry)
-            self._queue([group._replace(slots=[retry])])
+                self._keep(self._back_off(again, retry))
+            else:
+                self._queue([again])
 
     def _settle(self, group: OpenGroup, settled: Settled) -> None:
         if settled.group_state != "open":
@@ -385,13 +358,14 @@ class Collector:
             self._topping_up.set()
         self._changed.set()
 
-    async def _back_off(self, retry: Slot) -> None:
-        """Waits longer the more attempts there were; a stop ends it."""
+    async def _back_off(self, again: OpenGroup, retry: Slot) -> None:
+        """Queues another attempt after a while, longer the more there were; a stop ends the waiting."""
         self._again[retry.id] = retry
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_FIRST_BACK_OFF * 2 ** (retry.attempt - 1), _LONGEST_BACK_OFF)):
                 await self._halt.wait()
         del self._again[retry.id]
+        self._queue([again])
 
 
 async def _wait(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:

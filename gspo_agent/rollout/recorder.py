@@ -8,7 +8,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from typing import Any, Literal
 
 from gspo_agent.env import CallLog, CallMeta, Env
@@ -104,8 +103,10 @@ class JournalRecorder(Recorder):
         super().__init__(slot.trajectory() if episode is None else episode.trajectory)
         if episode is not None:
             self.episode = episode
-        self.settled: Future[Settled] | None = None
+        self.settled: asyncio.Future[Settled] | None = None
         """Set with the end of the episode: what it led to."""
+        self.on_settled: Callable[[Settled], None] | None = None
+        """Called with it, in the order of the ledger's transactions."""
         self.lost = False
         """The attempt cannot be gone on with: the next one begins again."""
         self.state_problem: str | None = None
@@ -128,7 +129,9 @@ class JournalRecorder(Recorder):
         if isinstance(last, Begun):
             self._ledger.begin(self._slot, last)
         elif isinstance(last, Ended):
-            self.settled = self._ledger.end(self._slot, last, self.episode.trajectory.reward)
+            ended = self._ledger.end(self._slot, last, self.episode.trajectory.reward)
+            self.settled = asyncio.wrap_future(ended)
+            self.settled.add_done_callback(self._tell)
         else:
             self._journal.append(self._slot.id, *events)
             sampled = sum(map(len, events[0].segments)) if isinstance(events[0], Sampled) else 0
@@ -136,6 +139,10 @@ class JournalRecorder(Recorder):
                 while self._behind and self._behind[0][0] <= self._journal.written:
                     self._behind.popleft()
                 self._behind.append((self._journal.end, sampled))
+
+    def _tell(self, settled: asyncio.Future[Settled]) -> None:
+        if self.on_settled is not None and not settled.cancelled() and settled.exception() is None:
+            self.on_settled(settled.result())
 
     async def durable(self, *events: Event) -> None:
         super().record(*events)

@@ -700,3 +700,34 @@ async def test_sources_get_their_share_and_a_restart_decides_alike(fast_path: Pa
             await run.collector.stop()
             cursors = run.ledger.cursors()
     assert cursors[1] / cursors[0] == pytest.approx(3.0, rel=0.35)
+
+
+@pytest.mark.parametrize("expired", ["mask", "reroll"])
+async def test_an_environment_that_closes_slowly_holds_no_group_back_and_mixes_up_no_lease(
+    fast_path: Path, expired: str
+) -> None:
+    """A group is ready when its last member is scored, not when that one's environment is closed; what becomes known
+    of it later is no news."""
+    closing, closed = [], asyncio.Event()
+
+    class Slow(Shop):
+        async def close(self) -> None:
+            if self.episode_id in ("1.0.0", "1.1.0"):
+                closing.append(self.episode_id)
+                await closed.wait()
+
+    settings = config(groups_per_step=1, over_provision=1.0, expired=expired, max_weight_lag=2)
+    with Run(fast_path / "journal.sqlite", Slow, settings) as run:
+        await run.collector.start(0)
+        await until(lambda: len(closing) == 2 and run.ledger.status().groups.get("ready") == 1)
+        step = 1 if expired == "mask" else 7  # where it is played again
+        async with asyncio.timeout(10):
+            lease = await run.collector.lease(1, step=step)
+        assert [group.id for group in lease.groups] == [1]
+        assert {t.attempt for t in lease.groups[0].trajectories} == ({0} if expired == "mask" else {2})
+        closed.set()
+        await until(lambda: run.collector.progress().in_flight == 0)
+        async with asyncio.timeout(10):
+            following = await run.collector.lease(1, step=step + 1)
+        assert [group.id for group in following.groups] == [2]
+        await run.collector.stop()
