@@ -37,7 +37,7 @@ def test_an_unknown_key_is_one_line_before_anything_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "resume", "status", "eval", "rollout", "check", "init-env", "init-model", "audit"]
+    "command", ["train", "resume", "status", "eval", "rollout", "check", "init-env", "init-model", "audit", "export"]
 )
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])
@@ -72,6 +72,9 @@ def test_status_audit_eval_and_rollout_read_a_run(tmp_path: Path) -> None:
     status = json.loads(runner.invoke(cli.app, ["status", str(made.dir), "--json"]).output)
     assert status["step"] == 1
     assert "no task lost" in runner.invoke(cli.app, ["audit", str(made.dir)]).output
+    exported = runner.invoke(cli.app, ["export", str(made.dir), str(tmp_path / "parquet")]).output
+    assert int(exported.split()[0]) == status["slots"]["done"]
+    assert (tmp_path / "parquet" / "step-000001.parquet").exists()
     out = tmp_path / "episodes.jsonl"
     for arguments in (
         ["eval", str(made.dir), "--samples", "2"],
