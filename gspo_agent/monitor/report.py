@@ -54,7 +54,7 @@ class Report:
         lines = [self._head()]
         if self.live is not None and self.state in ("running", "silent"):
             lines.append(f"doing: {self.live.phase}, for {self.live.phase_seconds:.0f} s")
-            lines += [f"STILL: {still}" for still in (*self.live.still, *self.live.remarks)]
+            lines += [f"WARNING: {still}" for still in (*self.live.still, *self.live.remarks)]
         if self.status is not None:
             lines += self.status.lines()
         lines += waiting_lines(self.in_flight, None if everything else 5)

@@ -166,7 +166,7 @@ class Screen:
             filled = int(20 * self._done / self._total)
             parts.append("█" * filled + "·" * (20 - filled) + f" {self._done}/{self._total}")
         if self._concerns is not None and (concerns := self._concerns()):
-            parts.append(f"STILL: {concerns}")
+            parts.append(f"WARNING: {concerns}")
         if self._progress is not None:
             parts.append(str(self._progress()))
         return Text("  ".join(parts), no_wrap=True, overflow="ellipsis", style="dim")

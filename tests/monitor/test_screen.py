@@ -55,13 +55,13 @@ def test_a_long_silence_on_a_pipe_is_broken_by_what_is_waited_for(monkeypatch: p
             time.sleep(0.01)
     first = out.getvalue().splitlines()[0]
     assert first.startswith("waiting for groups (")
-    assert first.endswith("STILL: tools: no progress for 312 s  4 episodes in flight")
+    assert first.endswith("WARNING: tools: no progress for 312 s  4 episodes in flight")
 
 
 def test_a_terminal_shows_what_stands_still_as_long_as_it_does() -> None:
     still = ["tools: no progress for 312 s"]
     screen = Screen(CONFIG, Console(file=io.StringIO(), width=1000, force_terminal=True))
     screen.watch(lambda: "", lambda: {"tokens": 0}, lambda: "; ".join(still))
-    assert "STILL: tools: no progress for 312 s" in screen._line().plain
+    assert "WARNING: tools: no progress for 312 s" in screen._line().plain
     still.clear()
-    assert "STILL" not in screen._line().plain
+    assert "WARNING" not in screen._line().plain

@@ -59,13 +59,17 @@ def pulse_of(run: Run, clock: Clock, phase: Callable[[], Phase] = lambda: WAITIN
     yield pulse
 
 
-async def looks(pulse: Pulse, clock: Clock, seconds: int, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Looks every five seconds for so long; the warnings since."""
+async def looks(
+    pulse: Pulse, clock: Clock, seconds: int, caplog: pytest.LogCaptureFixture, answers: bool = True
+) -> list[str]:
+    """Looks every five seconds for so long; the warnings since. `answers`: the journal has time to answer each time."""
     caplog.clear()
     for _ in range(seconds // 5):
         clock.ahead += 5
         pulse.look()
-        await asyncio.sleep(0.001)  # for the journal's answer, and the event loop's
+        await asyncio.sleep(0.001)  # a turn of the event loop
+        if answers:
+            await until(lambda: pulse._journal.writes == 0)
     return [record.getMessage() for record in caplog.records if record.name == "gspo_agent.rollout.pulse"]
 
 
@@ -228,7 +232,7 @@ async def test_a_writer_that_hangs_is_named(fast_path: Path, clock: Clock, caplo
     with Run(fast_path / "journal.sqlite") as run, pulse_of(run, clock) as pulse:
         pulse.look()
         run.journal.submit(lambda connection: go_on.wait(20))
-        said = await looks(pulse, clock, 70, caplog)
+        said = await looks(pulse, clock, 70, caplog, answers=False)
         go_on.set()
         assert [line.partition(" for")[0] for line in said] == ["journal: no progress"]
 
