@@ -223,6 +223,17 @@ def damaged_checkpoint(subject: Subject, rng: random.Random) -> str:
     return DIED
 
 
+def other_host(subject: Subject, rng: random.Random) -> str:
+    """A kill; then the directory lies elsewhere and belongs to another machine, once the dead one's lease is over."""
+    subject.alive()
+    time.sleep(rng.uniform(0, 0.3))
+    subject.kill()
+    subject.move()
+    subject.host = f"host-{rng.randrange(1000)}"
+    subject.expire()
+    return DIED
+
+
 def second_process(subject: Subject, rng: random.Random) -> str:
     """The same command a second time, while the first goes on: refused, and the first one is not disturbed."""
     subject.alive()
@@ -251,6 +262,7 @@ KINDS: dict[str, Act] = {
     "clock jump": clock_jump,
     "torn last page of the journal": torn_page,
     "newest checkpoint damaged": damaged_checkpoint,
+    "kill -9, another host and directory": other_host,
     "second process": second_process,
 }
 

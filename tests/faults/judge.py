@@ -211,7 +211,7 @@ class Judge:
         subject = self._subject
         if subject.scenario.learns and subject.scenario.engine == "local":
             return
-        limits = Config.parse(subject.scenario.config(subject.folder, 1)).env[0].limits
+        limits = Config.parse(subject.scenario.config(subject.folder, subject.place, 1)).env[0].limits
         engine, chat = _engine(subject)
         blobs = BlobStore(subject.journal.parent / "blobs")
         query = (

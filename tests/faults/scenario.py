@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.world import WORLDS
-
 MODES = ("sync", "carry_over", "async")
+_WORLDS = {"till": 6, "forgetful": 1, "bench": 2, "clerk": 2, "guess": 2}
+"""World -> how often it is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    engine: str
+    engine: str = "scripted"
     """"scripted" or "local"."""
-    mode: str
-    world: str
-    expired: str
-    checkpoint_every: int
-    journal_tokens: int
-    max_weight_lag: int
-    over_provision: float
-    durability: str
-    seed: int
+    mode: str = "carry_over"
+    world: str = "till"
+    expired: str = "mask"
+    checkpoint_every: int = 1
+    journal_tokens: int = 16
+    max_weight_lag: int = 8
+    over_provision: float = 1.5
+    durability: str = "process"
+    seed: int = 0
     keep_steps: int | str = "all"
     export: bool = False
     learns: bool = False
@@ -32,6 +32,9 @@ class Scenario:
     delay: float = 0.001
     """Seconds between two chunks of the scripted engine."""
     chunk: int = 4
+    turn_tokens: int = 400
+    group_size: int = 3
+    grace: float = 0.5
 
     @classmethod
     def draw(
@@ -41,7 +44,7 @@ class Scenario:
         return cls(
             engine=chosen,
             mode=mode or draw.choice(MODES),
-            world=world or draw.choices([*WORLDS], weights=[6, 1, 2, 2, 2])[0],
+            world=world or draw.choices([*_WORLDS], [*_WORLDS.values()])[0],
             expired=draw.choice(("mask", "reroll", "keep")),
             checkpoint_every=draw.choice((1, 1, 3)),
             journal_tokens=draw.choice((8, 16, 64)),
@@ -55,17 +58,17 @@ class Scenario:
             delay=draw.choice((0.0, 0.001, 0.003)),
         )
 
-    def config(self, folder: Path, steps: int) -> dict[str, Any]:
+    def config(self, model: Path, run: Path, steps: int) -> dict[str, Any]:
         """What `Config.parse` takes."""
         local = self.engine == "local"
-        turn, context = (20, 1600) if local else (400, 8192)
+        turn, context = (20, 1600) if local else (self.turn_tokens, 8192 + self.turn_tokens)
         return {
-            "model": str(folder / "model"),
+            "model": str(model),
             "env": [{"id": self.world, "limits": {"turns": 6, "turn_tokens": turn, "context_tokens": context}}],
             "rollout": {
                 "mode": self.mode,
                 "expired": self.expired,
-                "group_size": 3,
+                "group_size": self.group_size,
                 "groups_per_step": 2,
                 "max_attempts": 30,
                 "max_failed": 1.0,
@@ -76,7 +79,7 @@ class Scenario:
             # So small a step changes no float32 weight: every version samples the same.
             "learner": {"lr": 3e-3 if self.learns else 1e-30, "mini_batches": 1, "device": "cpu"},
             "run": {
-                "dir": str(folder / "disk" / "run"),
+                "dir": str(run),
                 "steps": steps,
                 "seed": self.seed,
                 "checkpoint_every": self.checkpoint_every,
@@ -84,7 +87,7 @@ class Scenario:
                 "durability": self.durability,
                 "keep_steps": self.keep_steps,
                 "export": self.export,
-                "grace": 0.5,
+                "grace": self.grace,
             },
             "evaluation": {"episodes": 0},
         }

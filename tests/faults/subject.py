@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gspo_agent.learner import checkpoint
-from gspo_agent.rollout import schema
+from gspo_agent.rollout import lock, schema
 from tests.faults import learner as lineage
 from tests.faults.disk import Disk
 from tests.faults.outside import Outside
@@ -38,6 +38,10 @@ class Subject:
         self.disk = Disk(folder / "disk", 96)
         self.outside = Outside(folder / "outside")
         self.log = folder / "log"
+        self.place = self.disk.path / "run"
+        """The run's directory, which may be moved between two lives."""
+        self.host: str | None = None
+        """What the next lives' machine is called; None: its own name."""
         self.life: Life | None = None
         self.started = False
         self.clock = 0.0
@@ -51,29 +55,32 @@ class Subject:
 
     @property
     def journal(self) -> Path:
-        return self.folder / "disk" / "run" / "journal.sqlite"
+        return self.place / "journal.sqlite"
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "disk" / "run" / "checkpoints"
+        return self.place / "checkpoints"
 
-    def begin(self, steps: int = 100_000, die_at: tuple[str, int] | None = None) -> Life:
+    def begin(self, steps: int = 100_000, die_at: tuple[str, int] | None = None, **more: Any) -> Life:
         """Starts a life."""
         assert self.life is None
-        self.life, self.started = self.fork(steps, die_at), False
+        self.life, self.started = self.fork(steps, die_at, **more), False
         return self.life
 
-    def fork(self, steps: int, die_at: tuple[str, int] | None = None) -> Life:
+    def fork(self, steps: int, die_at: tuple[str, int] | None = None, **more: Any) -> Life:
+        """A process with the run's command; `more` are arguments of the victim."""
         scenario = self.scenario
         arguments = {
             "folder": str(self.folder),
-            "config": scenario.config(self.folder, steps),
+            "config": scenario.config(self.folder / "model", self.place, steps),
             "engine": scenario.engine,
             "chunk": scenario.chunk,
             "delay": scenario.delay,
             "clock": self.clock,
+            "host": self.host,
             "die_at": die_at,
             "sabotage": self._sabotage,
+            **more,
         }
         return self._zygote.fork("tests.faults.victim:main", arguments, self.log)
 
@@ -164,6 +171,33 @@ class Subject:
         with closing(schema.read_only(self.journal)) as connection, suppress(sqlite3.Error):
             return int(connection.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
         return 0
+
+    def stop_a_tool(self) -> str:
+        """SIGSTOP of a tool that runs now; its call id."""
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            for call_id, pid in self.outside.running_tools():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    return call_id
+        raise Loss("no tool runs")
+
+    def covered(self) -> int:
+        """The last step that a checkpoint covers."""
+        return max((int(path.name.removeprefix("step-")) for path in self.whole_checkpoints()), default=0)
+
+    def move(self) -> None:
+        """To another directory, between two lives."""
+        assert self.life is None
+        if self.place.exists():
+            target = self.place.with_name(f"{self.place.name}-moved")
+            self.place.rename(target)
+            self.place = target
+
+    def expire(self) -> None:
+        """Has the last sign of life be as old as another host waits for."""
+        with closing(sqlite3.connect(self.journal)) as connection, connection:
+            connection.execute("UPDATE lease SET heartbeat = heartbeat - ?", (2 * lock.EXPIRY,))
 
     def whole_checkpoints(self) -> list[Path]:
         """Those that are what the journal says of them, the oldest first."""

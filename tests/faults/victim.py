@@ -4,6 +4,7 @@ exchanged is what a campaign has to know beforehand (the policy) or has to see f
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import socket
@@ -28,10 +29,11 @@ from tests.faults.engines import Local, Scripted
 from tests.faults.learner import Lineage
 from tests.faults.outside import Outside
 from tests.faults.points import PLACES, Points
-from tests.faults.sabotage import SABOTAGES
+from tests.faults.sabotage import SABOTAGES, open_door
 from tests.faults.world import CHAT, WORLDS, DiceChat, World
 
 LOST_STATUS = 1
+_CLONE_NEWUTS = 0x04000000
 
 
 class Wire:
@@ -114,6 +116,10 @@ def main(arguments: dict[str, Any]) -> int:
     World.tool_seconds = arguments.get("tool_seconds", World.tool_seconds)
     Clock.shift = arguments.get("clock", 0.0)
     time.time = Clock.time
+    if arguments.get("host"):
+        rename_host(arguments["host"])
+    if arguments.get("lockless"):  # as where file locks do not reach another host
+        open_door()
     points = Points(tuple(arguments["die_at"]) if arguments.get("die_at") else None)
     wire = Wire(folder, points)
     install(arguments, outside, wire, points)
@@ -126,6 +132,14 @@ def main(arguments: dict[str, Any]) -> int:
         return LOST_STATUS
     wire.say("done")
     return 0
+
+
+def rename_host(name: str) -> None:
+    """Gives this process a machine of another name: a namespace of its own, or without the right to one, a pretence."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUTS) == 0:
+        socket.sethostname(name)
+    else:
+        socket.gethostname = lambda: name
 
 
 async def life(config: Config, wire: Wire, interruption: Interruption) -> None:

@@ -153,12 +153,31 @@ class Guess(Env):
         return _tasks()
 
 
-WORLDS: dict[str, type[Env]] = {"till": Till, "forgetful": Forgetful, "bench": Bench, "clerk": Clerk, "guess": Guess}
+class Essay(ToolEnv):
+    """One turn of twenty thousand tokens."""
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "essay"
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return zlib.crc32(answer.encode()) % 100 / 100
+
+    @classmethod
+    def tasks(cls, split: str, **options: Any) -> Iterator[dict[str, Any]]:
+        return _tasks()
+
+
+WORLDS: dict[str, type[Env]] = {
+    "till": Till, "forgetful": Forgetful, "bench": Bench, "clerk": Clerk, "guess": Guess, "essay": Essay,
+}  # fmt: skip
+ESSAY_TOKENS = 20_000
 
 
 def policy(prompt: Sequence[int], seed: int) -> list[int]:
     """The turn after `prompt`: a function of every token so far, so that a wrong state before it shows in it."""
     draw = random.Random(zlib.crc32(np.array(prompt, np.int64).tobytes()) + seed)
+    if prompt == CHAT.open([user("essay")], []):
+        return [*draw.choices(range(97, 123), k=ESSAY_TOKENS - 1), ByteChat.END]
     words = "hm " * draw.randint(0, 16)
     turn = sum(token == ByteChat.ASSISTANT for token in prompt) - 1
     if ByteChat.TOOLS not in prompt or turn >= 3 or draw.random() < 0.15:

@@ -16,6 +16,11 @@ import pytest
 from gspo_agent.rollout.audit import audit
 from gspo_agent.rollout.ledger import read_status, read_steps
 from gspo_agent.trajectory import weight_version
+from tests.faults.judge import Judge
+from tests.faults.scenario import Scenario
+from tests.faults.subject import Subject
+from tests.faults.world import ESSAY_TOKENS
+from tests.faults.zygote import Zygote
 from tests.rollout.scene import sampled_again
 from tests.rollout.victim import OUTSIDE
 
@@ -70,3 +75,33 @@ def test_kills_at_random_moments_lose_nothing_and_train_nothing_twice(fast_path:
     calls = Counter((fast_path / OUTSIDE).read_text().split())
     assert calls
     assert [name for name, number in calls.items() if number > 1] == []
+
+
+def test_a_kill_in_a_generation_of_twenty_thousand_tokens_costs_no_more_than_journal_tokens(
+    fast_path: Path, zygote: Zygote
+) -> None:
+    (fast_path / "model").mkdir()
+    (fast_path / "model" / "tokenizer.json").write_text("{}")
+    draw = random.Random(0)
+    scenario = Scenario(
+        world="essay", journal_tokens=256, turn_tokens=2 * ESSAY_TOKENS, group_size=2, chunk=16, delay=0.0005,
+        over_provision=1.0,
+    )  # fmt: skip
+    with Subject(fast_path, scenario, zygote) as subject:
+        judge = Judge(subject)
+        for _ in range(5):
+            subject.alive()
+            time.sleep(draw.uniform(0.05, 0.3))
+            subject.kill()
+            judge.look()
+        subject.finish()
+        judge.verdict()
+        sampled = {int(words[1]) // 256 for words in subject.outside.read("tokens")}
+    assert judge.losses == []
+    assert len(sampled) > ESSAY_TOKENS // 256
+    assert 0 < judge.counts["most lost of an episode"] <= 256
+    assert judge.counts["twins compared"] >= 4
+    print(
+        f"5 kills in generations of {ESSAY_TOKENS} tokens: {judge.counts['tokens sampled again after a kill']} tokens "
+        f"sampled again in all, {judge.counts['most lost of an episode']} of one request at most"
+    )
