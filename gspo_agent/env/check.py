@@ -194,7 +194,7 @@ class _Check:
     async def one_call(self, env: Env, function: dict[str, Any]) -> Env:
         """Calls one tool with made-up arguments; hands back an instance that can go on."""
         action = assistant("", [_call(function["name"], _arguments(function["parameters"]))])
-        before = env.get_state() if env.state_level == "state" else None
+        before = await env.aget_state() if env.state_level == "state" else None
         over = True
         with self.expecting(f"tool {function['name']}"):
             observation, _, terminated, truncated, _ = await env.astep(action)
@@ -212,7 +212,7 @@ class _Check:
         answers = []
         for _ in range(2):
             twin = self.make()
-            twin.set_state(json.loads(json.dumps(before)) if not isinstance(before, bytes) else before)
+            await twin.aset_state(json.loads(json.dumps(before)) if not isinstance(before, bytes) else before)
             answers.append((await twin.astep(action))[0])
             await self.end(twin)
         name = action["tool_calls"][0]["function"]["name"]
@@ -230,7 +230,7 @@ class _Check:
             self.lost_level(env)
             return
         with self.expecting("state"):
-            state = env.get_state()
+            state = await env.aget_state()
             if state is None:
                 self.lost_level(env)
                 return
@@ -238,8 +238,8 @@ class _Check:
                 self.breach("state", f"get_state is neither JSON nor bytes: {problem}")
                 return
             twin = self.make()
-            twin.set_state(state)
-            if env.state_level == "state" and twin.get_state() != state:
+            await twin.aset_state(state)
+            if env.state_level == "state" and await twin.aget_state() != state:
                 self.breach("state", "set_state(get_state()) on a fresh instance gives another state")
             await self.end(twin)
             if isinstance(env, ToolEnv):

@@ -155,6 +155,22 @@ class Env(gymnasium.Env[Observation, Message]):
         async with verdict_within(self.score_seconds, f"{type(self).__name__}.afinish"):
             return await self.afinish(stop_reason)
 
+    async def aget_state(self) -> Any:
+        """`get_state` for a runner: an author's own runs in the thread of the synchronous hooks."""
+        return await self._in_thread(self.get_state) if self._state_in_thread() else self.get_state()
+
+    async def aset_state(self, state: Any) -> None:
+        """`set_state` for a runner: an author's own runs in the thread of the synchronous hooks."""
+        if self._state_in_thread():
+            await self._in_thread(self.set_state, state)
+        else:
+            self.set_state(state)
+
+    def _state_in_thread(self) -> bool:
+        """Whether what the author's state code touches belongs to the instance's thread, and that is free."""
+        own = type(self).get_state is not Env.get_state
+        return own and hasattr(type(self).areset, "__wrapped__") and not self.tainted
+
     async def aclose(self) -> None:
         """Lets go of everything; may be called twice."""
         self._release_thread()

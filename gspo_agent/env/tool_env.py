@@ -285,9 +285,15 @@ class ToolEnv(Env):
         if self.__episode.initial is None:
             self.__episode.initial = {k: v for k, v in vars(self).items() if k not in self._framework}
 
+    def _state_in_thread(self) -> bool:
+        own = type(self)._save is not None or type(self)._load is not None
+        return own and not inspect.iscoroutinefunction(self.setup) and not self.tainted
+
     async def _call_in_thread(self, function: Callable[[], Any], timeout: float | None, beside: bool) -> Any:
         """Runs a synchronous tool in the instance's thread, or in one `beside` it."""
-        before = None if timeout is None else self._snapshot()
+        before = None
+        if timeout is not None:
+            before = await self._in_thread(self._snapshot) if self._state_in_thread() else self._snapshot()
         try:
             if not beside:
                 return await self._in_thread(function, timeout=timeout)

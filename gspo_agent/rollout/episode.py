@@ -136,7 +136,7 @@ class _Player:
                 "hold; shorten the task, or raise the limit"
             )
         tail = self.chat.open(messages, tools)
-        state = self.recorder.snapshot(env)
+        state = await self.recorder.snapshot(env)
         self.recorder.record(
             Observed(0, messages, tail, metrics=_shown(info)[1], tools=tools, state=state, seconds=seconds())
         )
@@ -231,7 +231,7 @@ class _Player:
         if not over:
             tail = self.chat.extend(episode.token_ids, episode.turn_start, messages, episode.tools)
         components, metrics = _shown(info)
-        state = SAME if over else recorder.snapshot(env)
+        state = SAME if over else await recorder.snapshot(env)
         recorder.record(
             Observed(
                 episode.turn + 1, messages, tail, _finite(reward), bool(terminated), bool(truncated),
@@ -304,7 +304,7 @@ class _Player:
         if isinstance(state, State):
             value = state.value
         else:
-            value = episode.state.value if episode.state is not None else env.get_state()
+            value = episode.state.value if episode.state is not None else await env.aget_state()
         if self.renew is None or value is None:
             raise StateLost(
                 f"{type(env).__name__}: a call past its deadline still runs, and there is no state to go on from"
@@ -312,7 +312,7 @@ class _Player:
         fresh = self.renew()
         self.recorder.introduce(fresh, self.task)
         fresh.score_seconds = env.score_seconds
-        fresh.set_state(value)
+        await fresh.aset_state(value)
         self.env = fresh
         await env.adetach()
 

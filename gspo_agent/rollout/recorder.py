@@ -78,7 +78,7 @@ class Recorder:
         env.known_task = task
         env.run_id, env.episode_id, env.call_log = self.run_id, self.episode.trajectory.id, self.call_log(env)
 
-    def snapshot(self, env: Env) -> State | Same | None:
+    async def snapshot(self, env: Env) -> State | Same | None:
         """The environment's state, if this recorder keeps it."""
         return None
 
@@ -163,11 +163,11 @@ class JournalRecorder(Recorder):
             await self._journal.durable(self._slot.id)
         return tokens - self.unjournaled
 
-    def snapshot(self, env: Env) -> State | Same | None:
+    async def snapshot(self, env: Env) -> State | Same | None:
         """The state after the last change; SAME where there was none, None where the level gives none."""
         if env.state_level not in KEPT:
             return None
-        value = env.get_state()
+        value = await env.aget_state()
         if value is None:
             self.state_problem = getattr(env, "state_problem", None) or "get_state() returned None"
             return None
@@ -215,7 +215,7 @@ class JournalCallLog(CallLog):
                     await recorder.durable(begun)
                 recorder.enter("tools")  # this one, from now on
                 result = await function()
-        recorder.record(CallEnded(call_id, result, recorder.snapshot(self._env)))
+        recorder.record(CallEnded(call_id, result, await recorder.snapshot(self._env)))
         return result
 
 

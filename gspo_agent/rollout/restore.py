@@ -22,7 +22,7 @@ async def rebuild(env: Env, episode: Episode) -> None:
         await _replay(env, episode)
     elif env.state_level in KEPT and episode.state is not None:
         with boundary(EnvError, f"{type(env).__name__}.set_state"):
-            env.set_state(episode.state.value)
+            await env.aset_state(episode.state.value)
     else:
         raise StateLost(f"{type(env).__name__} kept no state to go on from (state_level {env.state_level!r})")
     if not env.tool_schemas:

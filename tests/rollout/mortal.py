@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -113,6 +114,39 @@ class Errands(ToolEnv):
         return 1.0
 
 
+class Database(ToolEnv):
+    """Its state is a dump of what only the thread that opened it may touch."""
+
+    folder: ClassVar[Path]
+
+    def setup(self, task: dict[str, Any]) -> None:
+        self.db = sqlite3.connect(":memory:")
+        self.db.execute("CREATE TABLE sold (number INTEGER)")
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "sell"
+
+    @tool(timeout=20)
+    def sell(self, number: int) -> str:
+        """Sell."""
+        self.db.execute("INSERT INTO sold VALUES (?)", (number,))
+        return str(self.db.execute("SELECT group_concat(number) FROM sold").fetchone()[0])
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return float(self.db.execute("SELECT count(*) = 2 FROM sold").fetchone()[0])
+
+    def get_state(self) -> Any:
+        return list(self.db.iterdump())
+
+    def set_state(self, state: Any) -> None:
+        self.db = sqlite3.connect(":memory:")
+        for line in state:
+            self.db.execute(line)
+
+    def close(self) -> None:
+        self.db.close()
+
+
 def policy(*turns: Sequence[ToolCall] | str) -> Callable[[Sequence[int], int], list[int]]:
     """Each turn is text, or calls."""
 
@@ -156,6 +190,7 @@ STORIES = {
         policy([call("run", errand=0), call("run", errand=1), call("run", errand=2)], "done"),
         quotas={"run": QuotaConfig(concurrency=1)},
     ),
+    "database": Story(Database, policy([call("sell", number=2)], [call("sell", number=3)], "done")),
     "math": Story(
         MathVerifier,
         policy(

@@ -23,7 +23,7 @@ async def whole(story: str, folder: Path) -> list[Any]:
         return [view(trajectory) for trajectory in await play_to_the_end(run)]
 
 
-@pytest.mark.parametrize("story", ["math", "code"])
+@pytest.mark.parametrize("story", ["math", "code", "database"])
 async def test_an_episode_goes_on_in_a_new_process_as_its_uncut_twin(fast_path: Path, story: str) -> None:
     twins = await whole(story, fast_path / "whole")
     path = fast_path / "journal.sqlite"

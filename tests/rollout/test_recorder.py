@@ -311,15 +311,15 @@ async def test_a_state_that_is_too_large_or_unchanged(fast_path: Path) -> None:
         recorder = JournalRecorder(run.journal, run.ledger, group.slots[0], max_state_bytes=1000)
         env = Plain()
         env.steps = 5  # type: ignore[attr-defined]
-        state = recorder.snapshot(env)
+        state = await recorder.snapshot(env)
         assert isinstance(state, State)
         recorder.episode.state = state
-        assert recorder.snapshot(env) is SAME
+        assert await recorder.snapshot(env) is SAME
         env.steps = "x" * 2000  # type: ignore[attr-defined]
-        assert recorder.snapshot(env) is None
+        assert await recorder.snapshot(env) is None
         assert "2002 bytes" in str(recorder.state_problem)
         env.steps = object()  # type: ignore[attr-defined]
-        assert recorder.snapshot(env) is None
+        assert await recorder.snapshot(env) is None
         assert "neither JSON nor bytes" in str(recorder.state_problem)
 
 
