@@ -8,6 +8,7 @@ from typing import Any
 from envs.math_verifier.interpreter import Cell, Interpreter
 from envs.math_verifier.problems import TIMED_OUT, Problems, demonstration
 from gspo_agent.env import ToolEnv, tool
+from gspo_agent.env.calls import call_turn
 from gspo_agent.errors import EnvError, ToolError, Unscored
 from gspo_agent.messages import Message, system, user
 from gspo_agent.sandbox import SandboxLimits
@@ -54,7 +55,7 @@ class MathVerifier(ToolEnv):
         """Run Python code; shows what it prints and the last value."""
         if self.np_random.random() < self.flaky:
             raise ToolError(TIMED_OUT)
-        result, self.cells = await self._interpreter.cell(code, self.cells)
+        result, self.cells = await self._interpreter.cell(call_turn(), code, self.cells)
         shown = result.output.removesuffix("\n")
         if result.status != "ok":
             raise ToolError(shown)

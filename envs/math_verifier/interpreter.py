@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from gspo_agent.errors import ReplayError, SandboxError
 from gspo_agent.sandbox import CellResult, SandboxLimits, Session, shared_sandbox
 
-Cell = tuple[str, str]
-"""(code, digest of what was observed): one entry of the log from which a session is brought back."""
+Cell = tuple[int, str, str, str]
+"""(turn, code, digest of what was observed, the beginning of it): an entry of the log that brings a session back."""
+_SHOWN = 200  # characters of an observation that are kept to be shown beside another one
 
 
 class Interpreter:
@@ -20,8 +21,8 @@ class Interpreter:
         self.limits = limits
         self._session: Session | None = None
 
-    async def cell(self, code: str, recorded: Sequence[Cell]) -> tuple[CellResult, tuple[Cell, ...]]:
-        """Runs `code` after `recorded`; returns the result and the log that a later process needs.
+    async def cell(self, turn: int, code: str, recorded: Sequence[Cell]) -> tuple[CellResult, tuple[Cell, ...]]:
+        """Runs `code`, of this turn, after `recorded`; returns the result and the log that a later process needs.
 
         A session that ended leaves an empty log: the next cell begins a new one. ReplayError where a repeated cell
         answers differently, SandboxError where the isolation failed.
@@ -33,7 +34,7 @@ class Interpreter:
         result = await session.cell(code)
         if not result.alive:
             return result, ()
-        return result, (*recorded, (code, _digest(result)))
+        return result, (*recorded, (turn, code, _digest(result), result.output[:_SHOWN]))
 
     async def close(self) -> None:
         if self._session is not None:
@@ -42,12 +43,12 @@ class Interpreter:
 
 
 async def _repeat(session: Session, recorded: Sequence[Cell]) -> None:
-    for turn, (code, digest) in enumerate(recorded):
+    for turn, code, digest, shown in recorded:
         again = await session.cell(code)
         if not again.alive:
-            raise SandboxError(f"cell {turn} ended the session when it was repeated, and did not the first time")
+            raise SandboxError(f"the cell of turn {turn} ended the session when it was repeated, and did not before")
         if _digest(again) != digest:
-            raise ReplayError(turn, digest, _digest(again))
+            raise ReplayError(turn, shown, again.output[:_SHOWN])
 
 
 def _digest(result: CellResult) -> str:

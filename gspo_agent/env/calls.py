@@ -35,6 +35,11 @@ def call_id() -> str:
     return "/".join(filter(None, _current.get()))
 
 
+def call_turn() -> int:
+    """Inside a tool: the turn in which it was called, the first being 0."""
+    return int(_current.get()[1].split("/")[1])
+
+
 @contextmanager
 def calling(env: Env, id: str) -> Iterator[None]:
     """In here the call `id` of `env` is running."""

@@ -137,12 +137,16 @@ async def test_an_episode_goes_on_in_a_fresh_instance_with_its_variables_and_its
 
 
 async def test_a_session_that_answers_differently_when_repeated_is_not_gone_on_with(env: MathVerifier) -> None:
-    await play(env, python("import os; os.urandom(8)"))
+    await play(env, python("1"), python("import os; os.urandom(4).hex()"))
+    seen = env.cells[1][3]
     state = env.get_state()
     again = MathVerifier()
     again.set_state(state)
-    with pytest.raises(ReplayError, match="turn 0"):
+    with pytest.raises(ReplayError) as raised:
         await again.astep(python("1"))
+    assert (raised.value.turn, raised.value.recorded) == (1, seen)
+    assert re.fullmatch(r"'[0-9a-f]{8}'\n", raised.value.observed)
+    assert raised.value.observed != seen
     await again.aclose()
 
 
