@@ -77,7 +77,8 @@ async def run_episode(
         recorder.record(Ended(Status.FAILED, cause, traceback="".join(traceback.format_exception(fault))[-4000:]))
     finally:
         if player.env is not env:
-            await player.env.aclose()
+            cut = trajectory.status is Status.PARTIAL
+            await (player.env.adetach() if cut else player.env.aclose())
     return trajectory
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.rollout.mortal import STORIES, alive, killed, sleeper
+from gspo_agent.env import tool
+from tests.rollout.mortal import STORIES, Container, alive, killed, sleeper
 from tests.rollout.scene import play_to_the_end, until, view
 
 
@@ -114,3 +116,28 @@ async def test_parallel_calls_that_a_kill_cut_are_reused_interrupted_and_run(fas
     calls = Counter((fast_path / "outside" / "errands").read_text().split())
     assert set(calls.values()) == {1}
     assert len(begun) < len(calls) == 9
+
+
+async def test_a_cut_after_a_tools_deadline_leaves_what_the_handle_leads_to_as_well(fast_path: Path) -> None:
+    """The instance that took the place of the stuck one lets go of it, too, without closing it."""
+    go = threading.Event()
+
+    class Stuck(Container):
+        @tool(timeout=0.01)
+        def put(self, thing: str) -> str:
+            """Put something in, in vain."""
+            go.wait()
+            return thing
+
+    Stuck.folder = fast_path / "outside"
+    run = STORIES["container"].run(fast_path / "journal.sqlite")
+    run.env = Stuck
+    with run:
+        run.engine.hold_at = 200
+        await run.collector.start(0)
+        await until(lambda: len(run.engine.held) == 3)
+        assert all(recorder.episode.turn >= 1 for recorder in run.collector._attempts.active.values())
+        await run.collector.stop()
+        assert run.ledger.status().slots == {"running": 3}
+    assert len(homes(fast_path / "outside")) == 3
+    go.set()
