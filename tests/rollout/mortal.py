@@ -175,10 +175,11 @@ class Story:
     task: dict[str, Any] = field(default_factory=dict)
     quotas: dict[str, QuotaConfig] = field(default_factory=dict)
 
-    def run(self, path: Path) -> Run:
+    def run(self, path: Path, delay: float = 0.0) -> Run:
+        """`delay`: seconds per 16 tokens."""
         self.env.folder = path.parent / "outside"  # type: ignore[attr-defined]
         self.env.folder.mkdir(exist_ok=True)  # type: ignore[attr-defined]
-        engine = ScriptedEngine(self.policy, delay=0.003 if os.environ.get("MORTAL") else 0.0)
+        engine = ScriptedEngine(self.policy, delay=delay)
         return Run(path, self.env, THREE, engine=engine, quotas=self.quotas, tasks=One(self.task))
 
 
@@ -219,16 +220,20 @@ def killed(story: str, path: Path) -> None:
     assert victim.returncode == -signal.SIGKILL
 
 
+async def all_in_the_second_turn(run: Run) -> None:
+    """Those that are ahead wait there for the others."""
+    active = run.collector._attempts.active
+    await until(lambda: any(recorder.episode.turn >= 1 for recorder in active.values()))
+    run.engine.hold_at = max(len(recorder.episode.token_ids) for recorder in active.values()) + 4
+    await until(lambda: len(run.engine.held) == 3)
+    assert [recorder.episode.turn for recorder in active.values()] == [1, 1, 1]
+
+
 async def main(story: str, path: Path) -> None:
     """Dies when every episode has the answer to its first turn, and all of that is on disk."""
-    with STORIES[story].run(path) as run:
+    with STORIES[story].run(path, delay=0.003) as run:
         await run.collector.start(0)
-        active = run.collector._attempts.active
-        await until(lambda: any(recorder.episode.turn >= 1 for recorder in active.values()))
-        # Those that are ahead wait for the others, in the second turn.
-        run.engine.hold_at = max(len(recorder.episode.token_ids) for recorder in active.values()) + 4
-        await until(lambda: all(recorder.episode.turn >= 1 for recorder in active.values()))
-        assert len(active) == 3
+        await all_in_the_second_turn(run)
         run.journal.flush()
         die()
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gspo_agent.env import tool
-from tests.rollout.mortal import STORIES, Container, alive, killed, sleeper
-from tests.rollout.scene import play_to_the_end, until, view
+from tests.rollout.mortal import STORIES, Container, alive, all_in_the_second_turn, killed, sleeper
+from tests.rollout.scene import play_to_the_end, view
 
 
 async def whole(story: str, folder: Path) -> list[Any]:
@@ -84,10 +84,9 @@ async def test_handles_go_on_lost_ones_begin_again_and_leftovers_are_destroyed(f
 async def test_a_cut_leaves_what_a_handle_leads_to(fast_path: Path) -> None:
     """Ctrl-C costs no more than a kill: the next start goes on with the same containers."""
     path, outside = fast_path / "journal.sqlite", fast_path / "outside"
-    with STORIES["container"].run(path) as run:
-        run.engine.hold_at = 200
+    with STORIES["container"].run(path, delay=0.003) as run:
         await run.collector.start(0)
-        await until(lambda: len(run.engine.held) == 3)
+        await all_in_the_second_turn(run)
         await run.collector.stop()
     before = homes(outside)
     assert len(before) == 3
@@ -130,13 +129,11 @@ async def test_a_cut_after_a_tools_deadline_leaves_what_the_handle_leads_to_as_w
             return thing
 
     Stuck.folder = fast_path / "outside"
-    run = STORIES["container"].run(fast_path / "journal.sqlite")
+    run = STORIES["container"].run(fast_path / "journal.sqlite", delay=0.003)
     run.env = Stuck
     with run:
-        run.engine.hold_at = 200
         await run.collector.start(0)
-        await until(lambda: len(run.engine.held) == 3)
-        assert all(recorder.episode.turn >= 1 for recorder in run.collector._attempts.active.values())
+        await all_in_the_second_turn(run)
         await run.collector.stop()
         assert run.ledger.status().slots == {"running": 3}
     assert len(homes(fast_path / "outside")) == 3
