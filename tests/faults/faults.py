@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.points import PLACES
-from tests.faults.subject import Loss, Subject
+from tests.faults.subject import PATIENCE, Loss, Subject
 from tests.faults.world import WORLDS
 
 DIED, WENT_ON, MISSED = "died, continued", "went on", "nothing to hit"
@@ -169,11 +169,11 @@ def full_disk(subject: Subject, rng: random.Random) -> str:
     life = subject.alive()
     time.sleep(rng.uniform(0, 0.2))
     subject.disk.fill(life.pid, rng.choice((0, 4096, 40_000)))
-    status = life.wait(10)
-    subject.disk.relieve()
-    if status is None:
-        return WENT_ON
+    status = life.wait(PATIENCE)
     words = subject.last_words()
+    if status is None:
+        raise Loss(f"the run neither goes on nor ends on a full disk: {words}")
+    subject.disk.relieve()
     if status != 1 or "JournalError" not in words:
         raise Loss(f"a full disk ended the run with status {status}: {words}")
     subject.bury()

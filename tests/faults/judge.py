@@ -173,17 +173,19 @@ class Judge:
                 self.losses.append(f"step {step}: tokens are not of the weights that they name, log s is {worst}")
 
     def _judge_calls(self, connection: sqlite3.Connection) -> None:
+        scenario = self._subject.scenario
         ran = Counter((words[0], words[2]) for words in self._subject.outside.read("calls"))
         query = "SELECT data FROM events WHERE kind = 'call_begun'"
         intended = {orjson.loads(data)[0] for (data,) in connection.execute(query)}
         self.counts["calls"] += len(ran)
         self.counts["calls cut by a kill"] += len(self._cut)
         for (call_id, name), number in ran.items():
-            if name == "look":  # idempotent
+            # Idempotent, or of a world that comes back by doing its calls again.
+            if name == "look" or scenario.world in ("forgetful", "guess"):
                 continue
             if number > 1:
                 self.losses.append(f"{call_id} ({name}) ran {number} times")
-            if call_id not in intended and self._subject.scenario.keep_steps == "all":
+            if call_id not in intended and scenario.keep_steps == "all":
                 self.losses.append(f"{call_id} ({name}) ran and its intent is not in the journal")
 
     def _judge_weights(self, connection: sqlite3.Connection) -> None:
