@@ -11,9 +11,10 @@ import numpy as np
 from gspo_agent.config import Limits
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import CallLog, CallMeta, Env
+from gspo_agent.messages import user
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.events import CallRecord, Episode
-from gspo_agent.rollout.recorder import Recorder
+from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
 from gspo_agent.trajectory import Trajectory
 from tests.faults.world import WORLDS
 
@@ -39,9 +40,18 @@ async def play(
     """The episode's twin. The calls in `met` were hit by a fault; they end here as they ended there."""
     journaled = episode.trajectory
     twin = Trajectory(journaled.group_id, journaled.index, journaled.attempt, journaled.seed)
-    recorder = _Recorder(twin, {id: record for id, record in episode.calls.items() if id in met})
     env = WORLDS[world]()
+    known = {id: record for id, record in episode.calls.items() if id in met}
+    if not env.logs_calls:
+        known = {id: record for id, record in known.items() if _interrupted(episode, id)}
+    recorder = _Recorder(twin, known)
     return await run_episode(twin, env=env, chat=chat, engine=engine, task=dict(task), limits=limits, recorder=recorder)
+
+
+def _interrupted(episode: Episode, step_id: str) -> bool:
+    """Whether a plain step was answered for by the runner."""
+    turn = int(step_id.split("/")[1])
+    return episode.history[turn + 1][1] == [user(INTERRUPTED)]
 
 
 def compare(journaled: Trajectory, twin: Trajectory) -> Distance:
