@@ -29,7 +29,7 @@ from gspo_agent.trajectory import Status, Trajectory
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
-_CLOSE_SECONDS = 30.0
+_CLOSE_SECONDS, _LAST_CLOSE_SECONDS = 30.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,8 @@ async def _close(env: Env | None) -> None:
     if env is None:
         return
     try:
-        async with asyncio.timeout(_CLOSE_SECONDS):
+        task = asyncio.current_task()
+        async with asyncio.timeout(_LAST_CLOSE_SECONDS if task is not None and task.cancelling() else _CLOSE_SECONDS):
             await env.aclose()
     except Exception as error:  # the episode is over; its result does not hang on this
         _log.warning("%s.close: %s: %s", type(env).__name__, type(error).__name__, error)

@@ -1,15 +1,21 @@
+import asyncio
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gspo_agent.config import Config
+from gspo_agent.config import Config, EnvConfig, Limits
+from gspo_agent.env import EnvFactory
 from gspo_agent.errors import ConfigError, JournalError
-from gspo_agent.evaluate import Evaluation, pass_at_k, policy_path, to_json
+from gspo_agent.evaluate import Evaluation, evaluate, pass_at_k, policy_path, to_json
 from gspo_agent.monitor.screen import Screen
+from gspo_agent.rollout.collector import Source
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.run import Run
+from gspo_agent.testing import ScriptedEngine
 from gspo_agent.trajectory import Reward, Segment, Status, Trajectory
+from tests.rollout.scene import CHAT, Shop, Tasks, shopper, until
 
 
 def episode(reward: float) -> Trajectory:
@@ -52,3 +58,27 @@ def test_a_policy_that_is_gone_is_named(tmp_path: Path) -> None:
         ).result()
     with pytest.raises(JournalError, match="step-1 does not exist, but the journal names it; give --model DIRECTORY"):
         policy_path(config, [], run, None, Screen(config))
+
+
+async def test_a_cut_evaluation_waits_no_longer_than_a_moment_for_environments_that_do_not_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever is cut has the episodes of training to write down."""
+    monkeypatch.setattr("gspo_agent.evaluate._CLOSE_SECONDS", 3600.0)
+    inside: list[str] = []
+
+    class Hanging(Shop):
+        async def setup(self, task: dict[str, Any]) -> None:
+            inside.append(self.episode_id)
+            await asyncio.sleep(3600)
+
+        async def aclose(self) -> None:
+            await asyncio.sleep(3600)
+
+    source = Source(EnvFactory(EnvConfig(id="shop"), Hanging), Tasks(), Limits())  # type: ignore[arg-type]
+    measuring = asyncio.create_task(evaluate([source], chat=CHAT, engine=ScriptedEngine(shopper), episodes=4))
+    await until(lambda: len(inside) == 4)
+    measuring.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(asyncio.CancelledError):
+            await measuring

@@ -96,8 +96,7 @@ class LocalEngine:
         await self._command(lambda: self._abort(request_id))
 
     async def clear(self, prefix: str) -> None:
-        for request_id in [known for known in self._in_flight if known.startswith(prefix)]:
-            await self.abort(request_id)
+        await asyncio.gather(*(self.abort(id) for id in list(self._in_flight) if id.startswith(prefix)))
 
     async def pause(self) -> None:
         await self._command(lambda: self._set_paused(True))

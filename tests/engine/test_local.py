@@ -230,6 +230,15 @@ async def test_abort_returns_what_there_is_and_leaves_the_others_alone(engine: L
         assert tokens(await tasks[n]) == whole[n]
 
 
+async def test_clear_ends_the_requests_of_one_run_and_no_other(engine: LocalEngine) -> None:
+    ids = ["run1.1.2.0.0-1/", "run1.1.2.0.0-2/", "run1.3.1.1.0-7/", "run10.1.2.0.0-1/", "run.1.2.0.0-1/"]
+    tasks = [asyncio.create_task(ask(engine, prompt(n), 150, seed=n, id=id)) for n, id in enumerate(ids)]
+    await until(engine, "running", len(ids))
+    await engine.clear("run1.")
+    await engine.clear("run2.")
+    assert [(await task).finish_reason for task in tasks] == ["abort"] * 3 + ["length"] * 2
+
+
 async def test_abort_ends_the_one_request_of_this_id_whatever_other_ids_begin_with(engine: LocalEngine) -> None:
     ids = ["g1-1", "g1-10", "g1-1/2", "g1-", "G1-1"]
     tasks = {id: asyncio.create_task(ask(engine, prompt(n), 150, seed=n, id=id)) for n, id in enumerate(ids)}
