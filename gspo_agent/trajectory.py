@@ -6,6 +6,7 @@ beside them, so they cannot disagree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -192,6 +193,14 @@ class Trajectory:
     @property
     def num_sampled(self) -> int:
         return sum(len(segment) for segment in self.segments if segment.sampled)
+
+    def sampled_by_step(self) -> dict[int, int]:
+        """Step of the weights -> tokens that they sampled."""
+        tokens: Counter[int] = Counter()
+        for segment in self.segments:
+            if segment.weight_version is not None:
+                tokens[version_step(segment.weight_version)] += len(segment)
+        return dict(tokens)
 
     def append(self, segment: Segment) -> None:
         """Adds tokens at the end; a segment that agrees with the last one is merged into it."""

@@ -86,7 +86,9 @@ def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall) ->
         said = redact(as_text(f"Error: {error}"), secrets)
         return tool_result(said, name=name, call_id=reply_id, outcome="error")
     shown = redact(arguments, secrets, tool.secrets) if tool.secrets else arguments
-    return Call(id, reply_id, tool, kwargs, CallMeta(name, shown, tool.idempotent, secrets, env.turn_at(name)))
+    # A final call is followed by the score, parallel ones by each other, and an author's state code has its own thread.
+    at_rest = not tool.final and not tool.parallel and type(env)._save is None
+    return Call(id, reply_id, tool, kwargs, CallMeta(name, shown, tool.idempotent, secrets, env.turn_at(name), at_rest))
 
 
 async def answer(env: ToolEnv, calls: Sequence[Call | Message]) -> tuple[list[Message], bool]:

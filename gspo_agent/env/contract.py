@@ -40,6 +40,9 @@ class CallMeta:
     """Values that must not be written anywhere."""
     turn: AbstractAsyncContextManager[None] = field(default=_FREE, repr=False, compare=False)
     """To be entered before the call begins and left after it: its turn at a quota."""
+    at_rest: bool = False
+    """From its end until the next call begins, or the step is answered, nothing of the environment runs: the state
+    after it may be looked at as late as that."""
 
 
 class CallLog:

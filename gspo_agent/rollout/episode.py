@@ -18,10 +18,10 @@ from gspo_agent.env.calls import calling
 from gspo_agent.errors import ConfigError, EngineError, EnvError, JournalError, StateLost, Unscored
 from gspo_agent.messages import Message, user
 from gspo_agent.rollout.clock import Clock, within
-from gspo_agent.rollout.events import Acted, CallBegun, Ended, Observed, Sampled, Spent, StopReason
+from gspo_agent.rollout.events import CallBegun, Ended, Observed, Sampled, Spent, StopReason
 from gspo_agent.rollout.recorder import INTERRUPTED, KEPT, Recorder, Stage
 from gspo_agent.rollout.state import SAME, Same, State
-from gspo_agent.trajectory import Status, Trajectory
+from gspo_agent.trajectory import Segment, Status, Trajectory
 from gspo_agent.waiting import told
 
 if TYPE_CHECKING:
@@ -174,17 +174,23 @@ class _Player:
         # A stop token that came with an abort or a full request ends the turn all the same.
         done = completion.finish_reason == "stop" or int(segments[-1].token_ids[-1]) in stops
         finish = "stop" if done else limit.value if sampled >= left else None
-        event = Sampled(episode.turn, len(episode.token_ids), segments, request_id, finish, seconds())
-        if not done:
-            recorder.record(event)
-            return
+        action = shown = self._parsed(segments) if done else None
+        if action is not None and self.env.state_level != "replay":  # which repeats what was typed, all of it
+            shown = self.env.redact(action)
+        recorder.record(
+            Sampled(
+                episode.turn, len(episode.token_ids), segments, request_id, finish, seconds(),
+                action, None if shown == action else shown,
+            )
+        )  # fmt: skip
+
+    def _parsed(self, segments: Sequence[Segment]) -> Message:
+        """The turn that these last tokens finish."""
+        episode = self.recorder.episode
         turn_ids = episode.token_ids[episode.turn_start :]
         for segment in segments:
             turn_ids += segment.token_ids.tolist()
-        action = self.chat.parse(turn_ids, episode.tools)
-        # A replay repeats what was typed, all of it.
-        shown = self.env.redact(action) if self.env.state_level != "replay" else action
-        recorder.record(event, Acted(action, None if shown == action else shown))
+        return self.chat.parse(turn_ids, episode.tools)
 
     async def _generate(self, sampling: Sampling) -> tuple[str, Completion]:
         """Asks the engine; past the episode's wall time the request is aborted and what it has is taken."""

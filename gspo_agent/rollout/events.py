@@ -93,6 +93,7 @@ class Episode:
     history: list[tuple[Message | None, list[Message]]] = field(default_factory=list)
     """(action, observation) per step, the reset first: what a replay repeats and compares."""
     calls: dict[str, CallRecord] = field(default_factory=dict)
+    """Of the step that is not answered yet."""
 
     @property
     def turn_tokens(self) -> int:
@@ -167,6 +168,7 @@ class Observed:
         trajectory = episode.trajectory
         episode.history.append((episode.action, self.messages))
         episode.turn, episode.action = self.step, None
+        episode.calls.clear()
         trajectory.messages.extend(self.messages)
         if self.tools is not None:
             episode.tools = self.tools
@@ -188,9 +190,16 @@ class Observed:
 
     def encode(self) -> tuple[Row, Mapping[str, bytes]]:
         data: dict[str, Any] = {"step": self.step, "messages": self.messages, "seconds": self.seconds}
-        for name in ("reward", "terminated", "truncated", "components", "metrics", "tools"):
-            if value := getattr(self, name):
-                data[name] = value
+        if self.reward:
+            data["reward"] = self.reward
+        if self.terminated:
+            data["terminated"] = True
+        if self.truncated:
+            data["truncated"] = True
+        if self.components:
+            data["components"] = self.components
+        if self.metrics:
+            data["metrics"] = self.metrics
         if self.tools is not None:
             data["tools"] = self.tools
         inline, blob, blobs = put_state(self.state, data)
@@ -218,6 +227,11 @@ class Sampled:
     finish: str | None
     """"stop" or the name of a limit where the turn is over; None where it goes on."""
     seconds: float = 0.0
+    action: Message | None = None
+    """With "stop": the finished turn as the environment gets it; parsed again only for secrets, which are not
+    written."""
+    shown: Message | None = None
+    """The same without the secret values, where there are any: what is written down."""
 
     def apply(self, episode: Episode) -> None:
         for segment in self.segments:
@@ -225,11 +239,17 @@ class Sampled:
             episode.token_ids.extend(segment.token_ids.tolist())
             episode.sampled += len(segment)
         episode.seconds += self.seconds
+        if self.action is not None:
+            episode.action, episode.redacted = self.action, self.action is self.shown
+            episode.trajectory.messages.append(self.shown or self.action)
+            episode.tool_calls += sum("error" not in call for call in self.action.get("tool_calls", ()))
 
     def encode(self) -> tuple[Row, Mapping[str, bytes]]:
         parts = self.segments
         spans = [[s.author, s.weight_version, len(s)] for s in parts]
-        data = [self.turn, self.offset, spans, self.request_id, self.finish, round(self.seconds, 6)]
+        data: list[Any] = [self.turn, self.offset, spans, self.request_id, self.finish, round(self.seconds, 6)]
+        if self.action is not None:
+            data.append(self.action if self.shown is None else {"redacted": self.shown})
         if len(parts) == 1:
             token_ids, logprobs = parts[0].token_ids.tobytes(), float32_bytes(parts[0].logprobs)
         else:
@@ -240,7 +260,9 @@ class Sampled:
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Sampled:
-        turn, offset, spans, request_id, finish, seconds = orjson.loads(row.data)
+        turn, offset, spans, request_id, finish, seconds, *rest = orjson.loads(row.data)
+        action = rest[0] if rest else None
+        shown = action.get("redacted") if action is not None else None
         token_ids = np.frombuffer(row.token_ids or b"", np.int32)
         logprobs = np.frombuffer(row.logprobs or b"", np.float32)
         if not len(token_ids) == len(logprobs) == sum(length for _, _, length in spans):
@@ -251,7 +273,12 @@ class Sampled:
             place = slice(start, start + length)
             segments.append(Segment(token_ids[place], author, logprobs[place], version, turn, extra))
             start += length
-        return cls(turn, offset, segments, request_id, finish, seconds)
+        return cls(turn, offset, segments, request_id, finish, seconds, shown or action, shown)
+
+    @staticmethod
+    def goes_on(data: bytes) -> bool:
+        """Whether the turn of a row with this `data` is not over."""
+        return orjson.loads(data)[4] is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,29 +301,6 @@ class Spent:
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Spent:
         return cls(*orjson.loads(row.data))
-
-
-@dataclass(frozen=True, slots=True)
-class Acted:
-    """The finished turn as the environment gets it; parsed again only for secrets, which are not written."""
-
-    kind: ClassVar[str] = "acted"
-    message: Message
-    shown: Message | None = None
-    """Without the secret values, where there are any: what is written down."""
-
-    def apply(self, episode: Episode) -> None:
-        episode.action, episode.redacted = self.message, self.message is self.shown
-        episode.trajectory.messages.append(self.shown or self.message)
-        episode.tool_calls += sum("error" not in call for call in self.message.get("tool_calls", ()))
-
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
-        return Row(self.kind, orjson.dumps(self.message if self.shown is None else {"redacted": self.shown})), {}
-
-    @classmethod
-    def decode(cls, row: Row, load: LoadBlob) -> Acted:
-        data = orjson.loads(row.data)
-        return cls(data["redacted"], data["redacted"]) if "redacted" in data else cls(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,9 +386,7 @@ class Ended:
         return cls(Status(data.pop("status")), **data)
 
 
-_KINDS: dict[str, Any] = {
-    event.kind: event for event in (Begun, Observed, Sampled, Spent, Acted, CallBegun, CallEnded, Ended)
-}
+_KINDS: dict[str, Any] = {event.kind: event for event in (Begun, Observed, Sampled, Spent, CallBegun, CallEnded, Ended)}
 
 
 def decode(row: Row, load: LoadBlob) -> Event:

@@ -142,20 +142,23 @@ def begin(connection: sqlite3.Connection, slot: Slot) -> None:
     _move(connection, slot, "waiting", "running")
 
 
-def end(connection: sqlite3.Connection, slot: Slot, event: Ended, reward: float) -> Settled:
+def end(
+    connection: sqlite3.Connection, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int] | None = None
+) -> Settled:
     failed = event.status is Status.FAILED
     if not failed and not math.isfinite(reward):
         raise JournalError(f"slot {slot.id} ended with reward {reward}; such an episode is unscored and has failed")
     _move(
         connection, slot, "running", "failed" if failed else "done", reward=None if failed else reward,
-        stop_reason=event.stop_reason, ended=time.time(), versions=_versions(connection, slot),
+        stop_reason=event.stop_reason, ended=time.time(),
+        versions=_logged_versions(connection, slot) if versions is None else _versions_json(versions),
     )  # fmt: skip
     retry = _retry(connection, slot) if failed else None
     return _settle(connection, slot.group_id, retry)
 
 
 def restart(connection: sqlite3.Connection, slot: Slot, reason: str) -> Settled:
-    versions = _versions(connection, slot)
+    versions = _logged_versions(connection, slot)
     _move(connection, slot, "running", "restarted", stop_reason=reason, ended=time.time(), versions=versions)
     return Settled(_next_attempt(connection, slot.group_id, slot.number), "open", None)
 
@@ -193,16 +196,19 @@ def answer_failures(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT OR REPLACE INTO run SELECT 'answered', coalesce(max(id), 0) FROM slots")
 
 
-def _versions(connection: sqlite3.Connection, slot: Slot) -> str:
-    """As the log has it: {"STEP": sampled tokens}."""
+def _logged_versions(connection: sqlite3.Connection, slot: Slot) -> str:
     # One row, because every row that is fetched gives up the interpreter's lock.
     query = "SELECT group_concat(CAST(data AS TEXT)) FROM events WHERE slot = ? AND kind = 'sampled'"
     (rows,) = connection.execute(query, (slot.id,)).fetchone()
-    tokens: Counter[str] = Counter()
+    tokens: Counter[int] = Counter()
     for _, _, spans, *_ in orjson.loads(f"[{rows or ''}]"):
         for _, version, length in spans:
-            tokens[str(version_step(version))] += length
-    return orjson.dumps(tokens).decode()
+            tokens[version_step(version)] += length
+    return _versions_json(tokens)
+
+
+def _versions_json(tokens: Mapping[int, int]) -> str:
+    return orjson.dumps(tokens, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def _next_attempt(connection: sqlite3.Connection, group_id: int, number: int) -> Slot:

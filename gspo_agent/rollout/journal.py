@@ -13,37 +13,24 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout import lock, schema
 from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import Event, Row, decode
+from gspo_agent.rollout.jobs import Job, JobError, Outcome, run_alone, run_together, tell
 
 T = TypeVar("T")
 _LINGER = 0.02  # seconds in which write-behind rows gather into one transaction
-_SHORT_LINGER = 0.001  # the same where somebody waits
+_SHORT_LINGER = 0.001  # the same where somebody waits, and the last transaction took no time
+_REST = 4  # times as long as a transaction took, the writer lets jobs gather for the next, within these two
 QUEUED_BYTES = 64 << 20
 """What may wait for the disk before `Journal.room` asks for patience."""
-_INSERT = "INSERT INTO events (slot, at, kind, data, token_ids, logprobs, state, blob) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-class _Job(NamedTuple):
-    """Something for the writer: rows or a function of the connection; and who waits for it."""
-
-    rows: Sequence[tuple[Any, ...]] = ()
-    blobs: Mapping[str, bytes] = {}
-    function: Callable[[sqlite3.Connection], Any] | None = None
-    full: bool = False
-    afterwards: Callable[[sqlite3.Connection], Any] | None = None
-    """Runs when the transaction, and every other of its batch, is on disk."""
-    waiter: Future[Any] | asyncio.Future[Any] | None = None
-    size: int = 0
-    """Bytes that its rows and blobs take up while it is queued."""
 
 
 class Journal:
@@ -65,8 +52,8 @@ class Journal:
         self._connection, self._lock = connection, held
         self._durable_always = connection.execute("PRAGMA synchronous").fetchone()[0] == 2
         # Not a queue.Queue: waking the writer for every row would cost more than writing the row.
-        self._jobs: deque[_Job] = deque()
-        self._batch: list[_Job] = []
+        self._jobs: deque[Job] = deque()
+        self._batch: list[Job] = []
         """What the writer is writing."""
         self._some, self._hurry = threading.Event(), threading.Event()
         # Each is written by one thread alone.
@@ -110,14 +97,14 @@ class Journal:
 
     def append(self, slot: int, *events: Event) -> None:
         """Writes events behind, all of them in one transaction. Raises JournalError once any write has failed."""
-        self._put(_encode(slot, events))
+        self._put(Job(slot, events))
 
     async def durable(self, slot: int, *events: Event) -> None:
         """Returns when the events, and all that was appended before them, are on disk."""
-        job = _encode(slot, events)
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._put(job._replace(waiter=waiter))
-        await waiter
+        job = Job(slot, events)
+        job.waiter = asyncio.get_running_loop().create_future()
+        self._put(job)
+        await job.waiter
 
     @property
     def end(self) -> int:
@@ -155,18 +142,21 @@ class Journal:
         *,
         slot: int = 0,
         events: Sequence[Event] = (),
+        ledger: bool = False,
         full: bool = False,
         afterwards: Callable[[sqlite3.Connection], Any] | None = None,
     ) -> Future[T]:
         """Runs `function` in the writer, in one transaction with `events`, after all that was appended before.
 
-        An error of its own undoes its writes only. With `full` the disk is flushed before the future is done, and
-        `afterwards` runs between the two.
+        An error of its own undoes its writes only; after one of another's it may be called a second time, on what was
+        there before. With `ledger` it promises to look at no event, and may run before those that it need not wait
+        for. With `full` the disk is flushed before the future is done, and `afterwards` runs between the two.
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # whoever stops waiting does not undo the write
-        job = _encode(slot, events)
-        self._put(job._replace(function=function, full=full, afterwards=afterwards, waiter=future))
+        job = Job(slot, events)
+        job.function, job.ledger, job.full, job.afterwards, job.waiter = function, ledger, full, afterwards, future
+        self._put(job)
         return future
 
     async def transact(self, function: Callable[[sqlite3.Connection], T], **how: Any) -> T:
@@ -182,7 +172,9 @@ class Journal:
         if self._closed:
             return
         self._closed = True
-        self._jobs.append(_Job(function=lambda connection: lock.end_life(connection, self.life)))
+        last = Job()
+        last.function = lambda connection: lock.end_life(connection, self.life)
+        self._jobs.append(last)
         self._last_batch = True
         self._hurry.set()
         self._some.set()
@@ -202,7 +194,7 @@ class Journal:
         with contextlib.suppress(JournalError) if error is not None else contextlib.nullcontext():
             self.close()
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: Job) -> None:
         if self._failure is not None:
             raise self._failure
         if self._closed:
@@ -216,12 +208,14 @@ class Journal:
 
     def _write(self) -> None:
         """The writer: waits for jobs, is woken by the first, commits all that came while it was busy at once."""
+        rest = _SHORT_LINGER
         while True:
             self._some.wait(lock.HEARTBEAT)
             if self._jobs and not self._last_batch:
                 if not self._hurry.is_set():
                     self._hurry.wait(_LINGER)
-                time.sleep(_SHORT_LINGER)
+                time.sleep(rest)
+            began = time.monotonic()
             last = self._last_batch
             # In this order: what is put after the jobs are taken sets the flags again.
             self._some.clear()
@@ -229,11 +223,12 @@ class Journal:
             self._batch = [self._jobs.popleft() for _ in range(len(self._jobs))]
             self._commit(self._batch)
             self._batch = []
+            rest = min(max(_REST * (time.monotonic() - began), _SHORT_LINGER), _LINGER)
             if last:
                 return
 
-    def _commit(self, batch: list[_Job]) -> None:
-        outcomes: list[tuple[_Job, Any, BaseException | None]] = []
+    def _commit(self, batch: list[Job]) -> None:
+        outcomes: list[Outcome] = []
         if self._failure is None:
             try:
                 outcomes = self._transaction(batch)
@@ -248,34 +243,28 @@ class Journal:
         self.commits += 1
         self._bytes_written += sum(job.size for job in batch)
         if self._without_room and (self.queued <= self._queued_bytes or self._failure is not None):
-            waiting = [self._without_room.popleft() for _ in range(len(self._without_room))]
-            outcomes += [(_Job(waiter=waiter), None, None) for waiter in waiting]
-        _settle(outcomes)
+            for _ in range(len(self._without_room)):
+                told = Job()
+                told.waiter = self._without_room.popleft()
+                outcomes.append((told, None, None))
+        tell(outcomes)
 
-    def _transaction(self, batch: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
+    def _transaction(self, batch: list[Job]) -> list[Outcome]:
         connection = self._connection
-        outcomes: list[tuple[_Job, Any, BaseException | None]] = []
-        rows: list[tuple[Any, ...]] = []
         for job in batch:
             for digest, data in job.blobs.items():
                 self.blobs.put(digest, data)
         full = not self._durable_always and any(job.full for job in batch)
         if full:
             connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("BEGIN IMMEDIATE")
-        lock.check_lease(connection, self.life, self.path)
-        if time.monotonic() - self._last_beat > lock.HEARTBEAT / 2:
-            lock.beat(connection, self.life)
-            self._last_beat = time.monotonic()
-        for job in batch:
-            if job.function is None:
-                rows.extend(job.rows)
-                outcomes.append((job, None, None))
-            else:
-                connection.executemany(_INSERT, rows)
-                rows.clear()
-                outcomes.append((job, *_isolated(connection, job)))
-        connection.executemany(_INSERT, rows)
+        try:
+            self._begin_transaction()
+            outcomes = run_together(connection, batch)
+        except JobError:
+            # So rare that no job pays for the precaution before one fails.
+            connection.execute("ROLLBACK")
+            self._begin_transaction()
+            outcomes = [run_alone(connection, job) for job in batch]
         connection.execute("COMMIT")
         if full:
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -283,6 +272,13 @@ class Journal:
             if job.afterwards is not None:
                 job.afterwards(connection)
         return outcomes
+
+    def _begin_transaction(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        lock.check_lease(self._connection, self.life, self.path)
+        if time.monotonic() - self._last_beat > lock.HEARTBEAT / 2:
+            lock.beat(self._connection, self.life)
+            self._last_beat = time.monotonic()
 
 
 def _begin(connection: sqlite3.Connection, path: Path) -> tuple[int, str]:
@@ -295,75 +291,6 @@ def _begin(connection: sqlite3.Connection, path: Path) -> tuple[int, str]:
     except sqlite3.Error as error:
         raise schema.damaged(path, error) from error
     return life, run_id
-
-
-def _encode(slot: int, events: Sequence[Event]) -> _Job:
-    at = time.time()
-    if len(events) == 1:
-        row, blobs = events[0].encode()
-        return _Job([(slot, at, *row)], blobs, size=_size([row], blobs))
-    encoded: list[Row] = []
-    every: dict[str, bytes] = {}
-    for event in events:
-        row, blobs = event.encode()
-        encoded.append(row)
-        every.update(blobs)
-    return _Job([(slot, at, *row) for row in encoded], every, size=_size(encoded, every))
-
-
-def _size(rows: Sequence[Row], blobs: Mapping[str, bytes]) -> int:
-    """Bytes, about; what a row costs beside its contents is no more than a few hundred."""
-    total = sum(map(len, blobs.values())) if blobs else 0
-    for row in rows:
-        total += 256 + len(row.data)
-        if row.token_ids is not None:
-            total += len(row.token_ids) * 2  # and as many bytes of logprobs, mostly
-        if row.state is not None:
-            total += len(row.state)
-    return total
-
-
-def _isolated(connection: sqlite3.Connection, job: _Job) -> tuple[Any, BaseException | None]:
-    """Runs one function; its own error undoes what it wrote, and is its caller's alone."""
-    connection.execute("SAVEPOINT job")
-    try:
-        connection.executemany(_INSERT, job.rows)
-        assert job.function is not None
-        result = job.function(connection)
-    except sqlite3.Error:
-        raise
-    except Exception as error:
-        connection.execute("ROLLBACK TO job")
-        connection.execute("RELEASE job")
-        return None, error
-    connection.execute("RELEASE job")
-    return result, None
-
-
-def _settle(outcomes: list[tuple[_Job, Any, BaseException | None]]) -> None:
-    """Tells who waits; those on an event loop together, since each wake-up of a loop is a system call."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], BaseException | None]]] = {}
-    for job, result, error in outcomes:
-        if isinstance(job.waiter, asyncio.Future):
-            loops.setdefault(job.waiter.get_loop(), []).append((job.waiter, error))
-        elif job.waiter is not None:
-            if error is None:
-                job.waiter.set_result(result)
-            else:
-                job.waiter.set_exception(error)
-    for loop, waiters in loops.items():
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
-            loop.call_soon_threadsafe(_wake, waiters)
-
-
-def _wake(waiters: list[tuple[asyncio.Future[Any], BaseException | None]]) -> None:
-    for waiter, error in waiters:
-        if waiter.done():
-            continue
-        if error is None:
-            waiter.set_result(None)
-        else:
-            waiter.set_exception(error)
 
 
 def read_events(connection: sqlite3.Connection, slot: int, blobs: BlobStore) -> list[Event]:

@@ -59,11 +59,20 @@ class Ledger:
         return await self._journal.transact(lambda c: groups.create_group(c, new))
 
     def begin(self, slot: Slot, event: Begun) -> Future[None]:
-        return self._journal.submit(lambda c: groups.begin(c, slot), slot=slot.id, events=[event])
+        return self._journal.submit(lambda c: groups.begin(c, slot), slot=slot.id, events=[event], ledger=True)
 
-    def end(self, slot: Slot, event: Ended, reward: float) -> Future[Settled]:
-        """Ends a slot. A failed one gets its next attempt while any are left; the last one settles the group."""
-        return self._journal.submit(lambda c: groups.end(c, slot, event, reward), slot=slot.id, events=[event])
+    def end(
+        self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int] | None = None
+    ) -> Future[Settled]:
+        """Ends a slot. A failed one gets its next attempt while any are left; the last one settles the group.
+
+        Args:
+            versions: Step of the weights -> tokens that they sampled. None: as the log has it.
+        """
+        return self._journal.submit(
+            lambda c: groups.end(c, slot, event, reward, versions),
+            slot=slot.id, events=[event], ledger=versions is not None,
+        )  # fmt: skip
 
     def restart(self, slot: Slot, reason: str) -> Future[Settled]:
         """Gives up an attempt that cannot be gone on with, through no fault of its own; costs no attempt."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from gspo_agent.env import CallLog, CallMeta, Env
-from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event, Sampled
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event, Observed, Sampled
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, Settled, Slot
 from gspo_agent.rollout.state import SAME, Same, State
@@ -117,6 +120,9 @@ class JournalRecorder(Recorder):
         self._sampled_before = self.episode.sampled
         self._behind: deque[tuple[int, int]] = deque()
         """(end in the log, sampled tokens) of events that may still wait for the disk."""
+        self._held: list[Event] = []
+        self._unseen: Env | None = None
+        """Its state after the last of the held events, a CallEnded, has not been looked at."""
 
     @property
     def sampled_now(self) -> int:
@@ -124,29 +130,83 @@ class JournalRecorder(Recorder):
         return self.episode.sampled - self._sampled_before
 
     def record(self, *events: Event) -> None:
-        super().record(*events)
         last = events[-1]
+        if isinstance(last, CallBegun | CallEnded):
+            self._hold(events)
+            return
+        written = self._with_held(events)
+        super().record(*events)
         if isinstance(last, Begun):
             self._ledger.begin(self._slot, last)
         elif isinstance(last, Ended):
-            ended = self._ledger.end(self._slot, last, self.episode.trajectory.reward)
+            if len(written) > 1:
+                self._journal.append(self._slot.id, *written[:-1])
+            trajectory = self.episode.trajectory
+            ended = self._ledger.end(self._slot, last, trajectory.reward, trajectory.sampled_by_step())
             self.settled = asyncio.wrap_future(ended)
             self.settled.add_done_callback(self._tell)
         else:
-            self._journal.append(self._slot.id, *events)
-            sampled = sum(map(len, events[0].segments)) if isinstance(events[0], Sampled) else 0
-            if sampled:
-                while self._behind and self._behind[0][0] <= self._journal.written:
-                    self._behind.popleft()
-                self._behind.append((self._journal.end, sampled))
+            self._journal.append(self._slot.id, *written)
+            if isinstance(events[0], Sampled):
+                self._note_behind(sum(map(len, events[0].segments)))
 
     def _tell(self, settled: asyncio.Future[Settled]) -> None:
         if self.on_settled is not None and not settled.cancelled() and settled.exception() is None:
             self.on_settled(settled.result())
 
     async def durable(self, *events: Event) -> None:
+        written = self._with_held(events)
         super().record(*events)
-        await self._journal.durable(self._slot.id, *events)
+        await self._journal.durable(self._slot.id, *written)
+
+    def end_at_rest(self, event: CallEnded, env: Env) -> None:
+        """Records the end of a call after which the environment rests: its state is looked at when something else is
+        recorded, and only if it is needed then."""
+        self.record(event)
+        self._unseen = env
+
+    def _hold(self, events: Sequence[Event]) -> None:
+        """Keeps what the event loop's next turn would write anyway: most calls are answered within this one, and the
+        observation then has all that there is to know of them."""
+        self._see()
+        super().record(*events)
+        if not self._held:
+            asyncio.get_running_loop().call_soon(self._release)
+        self._held += events
+
+    def _release(self) -> None:
+        if self._held:
+            with contextlib.suppress(JournalError):  # whoever writes next is told
+                self._journal.append(self._slot.id, *self._with_held(()))
+
+    def _with_held(self, events: Sequence[Event]) -> Sequence[Event]:
+        """What is to be written now: `events` after those that were held, or in the place of these."""
+        if not self._held:
+            return events
+        first = events[0] if events else None
+        if not isinstance(first, Observed):
+            self._see()
+            held, self._held = self._held, []
+            return [*held, *events]
+        states = [event.state for event in self._held if isinstance(event, CallEnded) and event.state is not SAME]
+        self._held, self._unseen = [], None
+        return [replace(first, state=states[-1]), *events[1:]] if states and first.state is SAME else events
+
+    def _see(self) -> None:
+        """Takes the state that the last call has left, before anything changes it."""
+        env, self._unseen = self._unseen, None
+        if env is None:
+            return
+        last = self._held[-1]
+        assert isinstance(last, CallEnded)
+        state = self._state(env.get_state(), env) if env.state_level in KEPT else None
+        self._held[-1] = replace(last, state=state)
+        self.episode.keep(state)
+
+    def _note_behind(self, tokens: int) -> None:
+        while self._behind and self._behind[0][0] <= self._journal.written:
+            self._behind.popleft()
+        self._behind.append((self._journal.end, tokens))
 
     @property
     def unjournaled(self) -> int:
@@ -167,7 +227,9 @@ class JournalRecorder(Recorder):
         """The state after the last change; SAME where there was none, None where the level gives none."""
         if env.state_level not in KEPT:
             return None
-        value = await env.aget_state()
+        return self._state(await env.aget_state(), env)
+
+    def _state(self, value: Any, env: Env) -> State | Same | None:
         if value is None:
             self.state_problem = getattr(env, "state_problem", None) or "get_state() returned None"
             return None
@@ -215,7 +277,10 @@ class JournalCallLog(CallLog):
                     await recorder.durable(begun)
                 recorder.enter("tools")  # this one, from now on
                 result = await function()
-        recorder.record(CallEnded(call_id, result, await recorder.snapshot(self._env)))
+        if meta.at_rest:
+            recorder.end_at_rest(CallEnded(call_id, result), self._env)
+        else:
+            recorder.record(CallEnded(call_id, result, await recorder.snapshot(self._env)))
         return result
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from gspo_agent.rollout import schema, tallies
+from gspo_agent.rollout.events import Sampled
 from gspo_agent.rollout.owner import Owner
 
 T = TypeVar("T")
@@ -250,8 +251,8 @@ def lags(versions: Iterable[tuple[int, int]], step: int) -> dict[int, int]:
 def _in_flight(connection: sqlite3.Connection, now: float) -> Iterator[InFlight]:
     rows = connection.execute(
         "SELECT group_id || '.' || number || '.' || attempt, slots.state, kind, at, "
-        "CASE kind WHEN 'call_begun' THEN data END, "
-        "(SELECT count(*) FROM events WHERE slot = slots.id AND kind = 'acted') FROM slots LEFT JOIN events "
+        "CASE WHEN kind IN ('call_begun', 'sampled') THEN data END, "
+        "(SELECT count(*) FROM events WHERE slot = slots.id AND kind = 'observed') FROM slots LEFT JOIN events "
         "ON events.id = (SELECT id FROM events WHERE slot = slots.id AND kind != 'spent' ORDER BY id DESC LIMIT 1) "
         "WHERE slots.state IN ('waiting', 'running') ORDER BY slots.id"
     )
@@ -259,7 +260,9 @@ def _in_flight(connection: sqlite3.Connection, now: float) -> Iterator[InFlight]
         if state == "waiting" or kind is None:
             yield InFlight(name, "a place", 0, 0.0)
             continue
-        waiting_for = {"begun": "the reset", "observed": "tokens", "sampled": "tokens"}.get(kind, "the step")
-        if data is not None:
+        waiting_for = {"begun": "the reset", "observed": "tokens"}.get(kind, "the step")
+        if kind == "call_begun":
             waiting_for = f"tool {orjson.loads(data)[1]}"
+        elif kind == "sampled" and Sampled.goes_on(data):
+            waiting_for = "tokens"
         yield InFlight(name, waiting_for, turns, max(0.0, now - at))

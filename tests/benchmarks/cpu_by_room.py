@@ -72,7 +72,7 @@ class CpuByRoom:
         for thread, spent in _clocks().items():
             spent -= self._before.get(thread, 0.0)
             if thread is threading.main_thread():
-                self.main = spent
+                self.main += spent
             else:
                 name = "journal, writer's thread" if thread.name == "journal" else "threads of synchronous hooks"
                 self.threads[name] = self.threads.get(name, 0.0) + spent

@@ -1,12 +1,15 @@
 """What the framework costs around an engine: CPU per turn, beside a bare HTTP loop that sends the same requests.
 
-    python -m tests.benchmarks.orchestration [--episodes 512] [--tokens 414]
+    python -m tests.benchmarks.orchestration [--episodes 512] [--tokens 414] [--without-journal [--repeats 5]]
 
 An instant server in a process of its own answers from a script, in SGLang's JSON. The framework runs whole episodes
 through environment, chat, collector and journal; the bare loop then posts the very requests that were recorded, with
 the same concurrency, and parses the same JSON. Both are measured in CPU seconds of this process, in one run, and both
 pay for a garbage collector that walks the objects of every imported library. Where an aim is missed, a table says
 where the CPU went.
+
+With `--without-journal` the episodes are played again and again, in turn by the collector as it is and by one that
+keeps everything in memory only; the ratio is what the journal costs.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import argparse
 import asyncio
 import contextlib
 import cProfile
+import gc
 import multiprocessing
 import pstats
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -39,10 +44,12 @@ from gspo_agent.tasks import TaskSource
 from gspo_agent.tiny import train_tokenizer
 from gspo_agent.trajectory import Segment
 from tests.benchmarks.cpu_by_room import CpuByRoom, GarbageClock
+from tests.benchmarks.unwritten import UnwrittenCollector, UnwrittenLedger
 
 TURNS = 4
 GROUP = 8
 AIMS = ((7200, 1.5), (0, 2.0))  # from so many sampled tokens an episode on, at most so often the bare loop's CPU
+JOURNAL_AIM = 0.15  # of the turns per second, at most
 
 
 class Lookup(ToolEnv):
@@ -94,6 +101,7 @@ class HttpEngine:
         return Completion((segment,), answer["meta_info"]["finish_reason"]["type"])
 
     async def abort(self, request_id: str) -> None: ...
+    async def clear(self, prefix: str) -> None: ...
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
     async def update_weights(self, weights: Weights) -> None: ...
@@ -166,17 +174,23 @@ def script_of(chat: Any, tokens: int) -> tuple[int, int, list[list[int]]]:
 
 
 async def framework(
-    engine: HttpEngine, chat: Any, directory: Path, episodes: int, turn_tokens: int, rooms: CpuByRoom
+    engine: HttpEngine,
+    chat: Any,
+    directory: Path,
+    episodes: int,
+    turn_tokens: int,
+    rooms: CpuByRoom,
+    written: bool = True,
 ) -> tuple[float, float, int]:
-    """CPU seconds, wall seconds and turns of whole episodes, journal on."""
+    """CPU seconds, wall seconds and turns of whole episodes; without the journal where they are not `written`."""
     config = RolloutConfig(group_size=GROUP, groups_per_step=episodes // GROUP, over_provision=1.0)
     factory = EnvFactory(EnvConfig(id="tests.benchmarks.orchestration:Lookup"), Lookup)
     tasks = TaskSource.open(factory, "train", seed=0, base_dir=directory)
     limits = Limits(turns=8, turn_tokens=turn_tokens * 2, context_tokens=60_000)
     with Journal.open(directory / "journal.sqlite", durability="process") as journal:
-        collector = Collector(
+        collector = (Collector if written else UnwrittenCollector)(
             journal=journal,
-            ledger=Ledger(journal),
+            ledger=(Ledger if written else UnwrittenLedger)(journal),
             sources=[Source(factory=factory, tasks=tasks, limits=limits, weight=1.0)],
             chat=chat,
             engine=engine,
@@ -192,7 +206,8 @@ async def framework(
     turns = sum(m["role"] == "assistant" for g in lease.groups for t in g.trajectories for m in t.messages)
     sampled = sum(t.num_sampled for g in lease.groups for t in g.trajectories)
     done = sum(len(g.trajectories) for g in lease.groups)
-    print(f"{done} episodes, {turns / done:.1f} turns and {sampled / done:.0f} sampled tokens each")
+    text = f"{done} episodes, {turns / done:.1f} turns and {sampled / done:.0f} sampled tokens each"
+    print(text if written else f"{text}, unwritten")
     return *spent, turns
 
 
@@ -210,7 +225,41 @@ async def bare(engine: HttpEngine) -> tuple[float, float]:
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-async def main(episodes: int, tokens: int, profile: bool) -> None:
+async def journal_cost(
+    engine: HttpEngine, chat: Any, directory: Path, episodes: int, tokens: int, repeats: int
+) -> None:
+    """Plays with and without the journal in turn; what both ways share, the noise of the machine above all, cancels."""
+    rooms = {True: CpuByRoom(), False: CpuByRoom()}
+    cpu: dict[bool, list[float]] = {True: [], False: []}
+    wall: dict[bool, list[float]] = {True: [], False: []}
+    total = 0
+    gc.freeze()  # as a run does before it begins
+    for number in range(-1, 2 * repeats):
+        # Without, with, with, without, ...: a drift of the machine meets both alike. The very first warms up.
+        written = number % 4 in (1, 2)
+        engine.requests.clear()
+        with tempfile.TemporaryDirectory(dir=directory) as name:
+            room = rooms[written] if number >= 0 else CpuByRoom()
+            played = await framework(engine, chat, Path(name), episodes, tokens // TURNS, room, written)
+        gc.collect()
+        if number < 0:
+            continue
+        cpu[written].append(1000 * played[0] / played[2])
+        wall[written].append(1000 * played[1] / played[2])
+        total += played[2]
+    for name, spent in (("CPU", cpu), ("wall", wall)):
+        with_it, without = statistics.median(spent[True]), statistics.median(spent[False])
+        print(f"best  {min(spent[True]):.3f} {min(spent[False]):.3f} {1 - min(spent[False]) / min(spent[True]):.1%}")
+        pairs = ", ".join(f"{a:.3f}/{b:.3f}" for a, b in zip(spent[True], spent[False], strict=True))
+        print(f"{name:4}  {with_it:.3f} ms a turn with the journal, {without:.3f} without   ({pairs})")
+        print(
+            f"      the journal costs {1 - without / with_it:.1%} of the turns per {name} second, aim {JOURNAL_AIM:.0%}"
+        )
+    for written, table in rooms.items():
+        print(f"CPU ms a turn by room, {'with' if written else 'without'} the journal\n{table.table(total // 2)}")
+
+
+async def main(episodes: int, tokens: int, profile: bool, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         make_tokenizer(directory)
@@ -224,6 +273,9 @@ async def main(episodes: int, tokens: int, profile: bool) -> None:
             connector = aiohttp.TCPConnector(limit=256)
             async with aiohttp.ClientSession(connector=connector) as session:
                 engine = HttpEngine(url, 512, session)
+                if repeats:
+                    await journal_cost(engine, chat, directory, episodes, tokens, repeats)
+                    return
                 profiler = cProfile.Profile()
                 if profile:
                     profiler.enable()
@@ -263,5 +315,8 @@ if __name__ == "__main__":
     parser.add_argument("--episodes", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=414, help="sampled tokens an episode")
     parser.add_argument("--profile", action="store_true", help="print where the framework's CPU goes")
+    parser.add_argument("--without-journal", action="store_true", help="measure what the journal costs")
+    parser.add_argument("--repeats", type=int, default=5, help="how often with and without it")
     arguments = parser.parse_args()
-    asyncio.run(main(arguments.episodes, arguments.tokens, arguments.profile))
+    repeats = arguments.repeats if arguments.without_journal else 0
+    asyncio.run(main(arguments.episodes, arguments.tokens, arguments.profile, repeats))

@@ -20,7 +20,6 @@ from gspo_agent.errors import JournalError, RunLocked
 from gspo_agent.rollout import lock, schema
 from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import (
-    Acted,
     Begun,
     CallBegun,
     CallEnded,
@@ -61,8 +60,8 @@ events = st.one_of(
     st.builds(
         Sampled, st.just(1), st.integers(0, 10**6), st.lists(segments(), min_size=1, max_size=3), text,
         st.sampled_from([None, "stop", "turn_tokens"]), st.just(0.25),
+        st.none() | st.fixed_dictionaries({"role": st.just("assistant"), "content": text}),
     ),
-    st.builds(Acted, st.fixed_dictionaries({"role": st.just("assistant"), "content": text})),
     st.builds(CallBegun, text, text, st.dictionaries(text, st.integers(0, 9), max_size=2)),
     st.builds(CallEnded, text, st.dictionaries(text, text, max_size=2), states),
     st.builds(Ended, st.sampled_from(list(Status)), text, st.none() | floats),

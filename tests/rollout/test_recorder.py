@@ -17,7 +17,7 @@ from gspo_agent.config import RolloutConfig
 from gspo_agent.env import Env, ToolEnv, tool
 from gspo_agent.messages import Message, assistant, call, user
 from gspo_agent.rollout import schema
-from gspo_agent.rollout.events import Acted, Begun, Observed, Sampled
+from gspo_agent.rollout.events import Begun, Observed, Sampled
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.state import SAME, State
 from gspo_agent.testing import ByteChat, ScriptedEngine
@@ -263,7 +263,7 @@ async def test_an_episode_that_was_over_needs_no_environment_to_end(
             recorder = JournalRecorder(run.journal, run.ledger, slot)
             recorder.record(Begun(slot.seed, "shop", 0, 1))
             recorder.record(Observed(0, [user("go")], CHAT.open([user("go")], []), tools=[]))
-            recorder.record(Sampled(0, 5, [turn], "r", "stop"), Acted(assistant("done")))
+            recorder.record(Sampled(0, 5, [turn], "r", "stop", action=assistant("done")))
             recorder.record(Observed(1, [], (), 0.5, terminated, not terminated))
     with Run(path, Bank, ONE, engine=ScriptedEngine(payer)) as run:
         trajectories = await play_to_the_end(run)

@@ -1,0 +1,131 @@
+"""What the journal's writer is given: rows and functions, many of them in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from gspo_agent.rollout.events import Event
+
+Outcome = tuple["Job", Any, BaseException | None]
+"""A job, what its function returned, what it raised."""
+
+_ROW_BYTES = 256  # that a row takes beside its contents, about
+_COLUMNS = "slot, at, kind, data, token_ids, logprobs, state, blob"
+_INSERTS = [
+    (many, f"INSERT INTO events ({_COLUMNS}) VALUES " + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * many))
+    for many in (64, 16, 4, 1)
+]
+
+
+class Job:
+    """Rows, a function of the connection, or both; and who waits for them."""
+
+    function: Callable[[sqlite3.Connection], Any] | None = None
+    ledger = False
+    """The function looks at no event."""
+    full = False
+    """The disk is to be flushed."""
+    afterwards: Callable[[sqlite3.Connection], Any] | None = None
+    """Runs when the transaction, and every other of its batch, is on disk."""
+    waiter: Future[Any] | asyncio.Future[Any] | None = None
+
+    def __init__(self, slot: int = 0, events: Sequence[Event] = ()) -> None:
+        """Encodes the events, so that what happens to their contents later is not written."""
+        at, size = time.time(), 0
+        self.rows: list[tuple[Any, ...]] = []
+        self.blobs: Mapping[str, bytes] = {}
+        for event in events:
+            row, blobs = event.encode()
+            _, data, token_ids, logprobs, state, _ = row
+            self.rows.append((slot, at, *row))
+            size += _ROW_BYTES + len(data) + len(token_ids or b"") + len(logprobs or b"") + len(state or b"")
+            if blobs:
+                self.blobs = {**self.blobs, **blobs}
+                size += sum(map(len, blobs.values()))
+        self.size = size
+        """Bytes that it takes up while it is queued, about."""
+
+
+class JobError(Exception):
+    """The function of some job failed, by no fault of the database."""
+
+
+def run_together(connection: sqlite3.Connection, batch: Sequence[Job]) -> list[Outcome]:
+    """All jobs of a batch, with as few statements as will do: each gives up the interpreter's lock, and has to win it
+    back from the event loop. Raises JobError at the first that fails."""
+    outcomes: list[Outcome] = []
+    rows: list[tuple[Any, ...]] = []
+    for job in batch:
+        rows += job.rows
+        result = None
+        if job.function is not None:
+            if not job.ledger:
+                _insert(connection, rows)
+                rows.clear()
+            try:
+                result = job.function(connection)
+            except sqlite3.Error:
+                raise
+            except Exception as error:
+                raise JobError from error
+        outcomes.append((job, result, None))
+    _insert(connection, rows)
+    return outcomes
+
+
+def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
+    """One job; its own error undoes what it wrote, and is its caller's alone."""
+    connection.execute("SAVEPOINT job")
+    result = None
+    try:
+        _insert(connection, job.rows)
+        if job.function is not None:
+            result = job.function(connection)
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        connection.execute("ROLLBACK TO job")
+        connection.execute("RELEASE job")
+        return job, None, error
+    connection.execute("RELEASE job")
+    return job, result, None
+
+
+def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    start = 0
+    for many, statement in _INSERTS:
+        while len(rows) - start >= many:
+            connection.execute(statement, [value for row in rows[start : start + many] for value in row])
+            start += many
+
+
+def tell(outcomes: Sequence[Outcome]) -> None:
+    """Tells who waits; those on an event loop together, since each wake-up of a loop is a system call."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], BaseException | None]]] = {}
+    for job, result, error in outcomes:
+        if isinstance(job.waiter, asyncio.Future):
+            loops.setdefault(job.waiter.get_loop(), []).append((job.waiter, error))
+        elif job.waiter is not None:
+            if error is None:
+                job.waiter.set_result(result)
+            else:
+                job.waiter.set_exception(error)
+    for loop, waiters in loops.items():
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+            loop.call_soon_threadsafe(_wake, waiters)
+
+
+def _wake(waiters: list[tuple[asyncio.Future[Any], BaseException | None]]) -> None:
+    for waiter, error in waiters:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)
