@@ -172,7 +172,7 @@ def typist(times: Any, word: Any = SECRET) -> Any:
 def written(run: Run) -> str:
     """All text of the journal's events."""
     rows = run.journal.submit(lambda c: c.execute("SELECT kind, CAST(data AS TEXT) FROM events").fetchall()).result(5)
-    assert {"acted", "ended"} <= {kind for kind, _ in rows}
+    assert {"sampled", "ended"} <= {kind for kind, _ in rows}
     return "\n".join(text for _, text in rows)
 
 

@@ -17,7 +17,8 @@ from gspo_agent.config import RolloutConfig
 from gspo_agent.env import Env, ToolEnv, tool
 from gspo_agent.messages import Message, assistant, call, user
 from gspo_agent.rollout import schema
-from gspo_agent.rollout.events import Begun, Observed, Sampled
+from gspo_agent.rollout.events import Begun, CallEnded, Observed, Sampled
+from gspo_agent.rollout.journal import read_events
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.state import SAME, State
 from gspo_agent.testing import ByteChat, ScriptedEngine
@@ -154,6 +155,125 @@ async def test_an_idempotent_call_runs_again(fast_path: Path) -> None:
     happened = [name for name in Bank.outside if name.startswith("1.0.0")]
     assert happened.count("1.0.0 look 0") == 2
     assert len(happened) == 5
+
+
+class Counting(ToolEnv):
+    """Its state is a number; its calls answer at once, or after a turn of the event loop."""
+
+    looked: ClassVar[int] = 0
+
+    def setup(self, task: dict[str, Any]) -> None:
+        self.number = 0
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "count"
+
+    def get_state(self) -> Any:
+        Counting.looked += 1
+        return super().get_state()
+
+    def set_state(self, state: Any) -> None:
+        super().set_state(state)
+
+    @tool(idempotent=True)
+    async def again(self) -> str:
+        """Counts; may run again."""
+        self.number += 1
+        return "once more"
+
+    @tool
+    async def quick(self) -> str:
+        """Counts."""
+        self.number += 1
+        return "at once"
+
+    @tool
+    async def slow(self) -> str:
+        """Counts, and takes its time."""
+        self.number += 1
+        await asyncio.sleep(0)
+        return "in time"
+
+    @tool(final=True)
+    async def last(self) -> str:
+        """Counts, and ends."""
+        self.number += 1
+        return "done"
+
+    async def score(self, task: dict[str, Any], answer: str) -> float:
+        self.number += 100
+        await asyncio.sleep(0)
+        return float(self.number)
+
+
+def kinds_and_numbers(run: Run, slot: int = 1) -> list[tuple[str, int | None]]:
+    """Every event of a slot, and the number in the state that is written with it."""
+    events = run.journal.submit(lambda c: read_events(c, slot, run.journal.blobs)).result(5)
+    found = []
+    for event in events:
+        state = getattr(event, "state", None)
+        number = state.value["attributes"]["number"] if isinstance(state, State) else None
+        found.append((event.kind, number))
+    return found
+
+
+def kinds(run: Run, slot: int) -> list[str]:
+    return [event.kind for event in run.journal.submit(lambda c: read_events(c, slot, run.journal.blobs)).result(5)]
+
+
+async def recorded_of(path: Path, *calls: str) -> list[tuple[str, int | None]]:
+    """The events of an episode whose first turn makes these calls."""
+
+    def play(prompt: Sequence[int], seed: int) -> list[int]:
+        first = sum(token == ByteChat.ASSISTANT for token in prompt) == 1
+        return CHAT.turn("", *map(call, calls)) if first else CHAT.turn("done")
+
+    Counting.looked = 0
+    with Run(path, Counting, ONE, engine=ScriptedEngine(play, chunk=1000)) as run:
+        await play_to_the_end(run)
+        return kinds_and_numbers(run)
+
+
+async def test_a_turn_whose_call_answers_at_once_is_three_rows_and_one_state(fast_path: Path) -> None:
+    """The observation has the result and the state, so they are not written, nor looked at, twice."""
+    found = await recorded_of(fast_path / "journal.sqlite", "quick")
+    assert found[2:5] == [("sampled", None), ("call_begun", None), ("observed", 1)]
+    assert Counting.looked == 2 * 2  # at the reset and after the step, of two episodes
+
+
+async def test_a_state_that_came_with_a_call_goes_over_to_the_observation_that_takes_its_place(fast_path: Path) -> None:
+    path = fast_path / "journal.sqlite"
+    with Run(path, Bank, ONE) as run:
+        slot = (await run.collector._create()).slots[0]
+        recorder = JournalRecorder(run.journal, run.ledger, slot)
+        recorder.record(Begun(slot.seed, "shop", 0, 1))
+        recorder.record(CallEnded("a", "result", State.of(5)))
+        recorder.record(Observed(0, [user("go")], [1, 2], state=SAME))
+        assert kinds(run, slot.id) == ["begun", "observed"]
+        kept = run.ledger.episode(slot).state
+    assert kept is not None
+    assert kept.value == recorder.episode.state.value == 5  # type: ignore[union-attr]
+
+
+async def test_an_idempotent_call_that_answers_at_once_is_no_row(fast_path: Path) -> None:
+    found = await recorded_of(fast_path / "journal.sqlite", "again")
+    assert found[2:4] == [("sampled", None), ("observed", 1)]
+
+
+async def test_the_result_of_a_call_is_written_before_the_next_one_begins_with_the_state_that_it_left(
+    fast_path: Path,
+) -> None:
+    found = await recorded_of(fast_path / "journal.sqlite", "quick", "again", "slow", "quick")
+    assert found[3:] == [
+        ("call_begun", None), ("call_ended", 1), ("call_begun", None), ("call_ended", 2),
+        ("call_begun", None), ("call_ended", 3), ("call_begun", None), ("observed", 4),
+        ("sampled", None), ("observed", None), ("ended", None),
+    ]  # fmt: skip
+
+
+async def test_the_state_after_a_final_call_is_from_before_its_score(fast_path: Path) -> None:
+    found = await recorded_of(fast_path / "journal.sqlite", "last")
+    assert found[3:] == [("call_begun", None), ("call_ended", 1), ("observed", None), ("ended", None)]
 
 
 async def test_a_call_runs_only_once_its_intent_is_on_disk(fast_path: Path) -> None:

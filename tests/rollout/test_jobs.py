@@ -1,0 +1,78 @@
+"""Jobs of one batch: in order, each with its own error, whatever is written together."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from gspo_agent.rollout import schema
+from gspo_agent.rollout.events import CallBegun
+from gspo_agent.rollout.jobs import Job, JobError, run_alone, run_together
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with sqlite3.connect(":memory:", isolation_level=None) as connection:
+        connection.executescript(schema.TABLES)
+        yield connection
+    connection.close()
+
+
+def begun(number: int) -> CallBegun:
+    return CallBegun(f"{number}", "f", {})
+
+
+def slots(connection: sqlite3.Connection) -> list[int]:
+    return [slot for (slot,) in connection.execute("SELECT slot FROM events ORDER BY id")]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 4, 5, 63, 64, 65, 200])
+def test_rows_keep_their_order_however_many_there_are(connection: sqlite3.Connection, number: int) -> None:
+    run_together(connection, [Job(slot, [begun(slot)]) for slot in range(number)])
+    assert slots(connection) == list(range(number))
+
+
+def test_a_function_sees_what_was_put_before_it(connection: sqlite3.Connection) -> None:
+    look = Job(3, [begun(3)])
+    look.function = slots
+    outcomes = run_together(connection, [Job(1, [begun(1)]), Job(2, [begun(2)]), look, Job(4, [begun(4)])])
+    assert [result for _, result, _ in outcomes] == [None, None, [1, 2, 3], None]
+    assert slots(connection) == [1, 2, 3, 4]
+
+
+def test_a_function_of_the_ledger_waits_for_no_row(connection: sqlite3.Connection) -> None:
+    count = Job(2, [begun(2)])
+    count.function, count.ledger = slots, True
+    ((_, _, _), (_, seen, _)) = run_together(connection, [Job(1, [begun(1)]), count])
+    assert seen == []
+    assert slots(connection) == [1, 2]
+
+
+def test_the_error_of_one_job_undoes_that_job_and_no_other(connection: sqlite3.Connection) -> None:
+    def refuse(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO run VALUES ('a', 'b')")
+        raise KeyError("no")
+
+    failing = Job(2, [begun(2)])
+    failing.function = refuse
+    batch = [Job(1, [begun(1)]), failing, Job(3, [begun(3)])]
+    connection.execute("BEGIN")
+    with pytest.raises(JobError):
+        run_together(connection, batch)
+    connection.execute("ROLLBACK")
+    connection.execute("BEGIN")
+    errors = [type(error) for _, _, error in (run_alone(connection, job) for job in batch)]
+    connection.execute("COMMIT")
+    assert errors == [type(None), KeyError, type(None)]
+    assert slots(connection) == [1, 3]
+    assert connection.execute("SELECT count(*) FROM run").fetchone() == (0,)
+
+
+def test_what_is_done_to_an_event_later_is_not_written(connection: sqlite3.Connection) -> None:
+    arguments = {"number": 1}
+    job = Job(1, [CallBegun("a", "f", arguments)])
+    arguments["number"] = 2
+    run_together(connection, [job])
+    assert b'"number":1' in connection.execute("SELECT data FROM events").fetchone()[0]
