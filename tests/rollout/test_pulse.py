@@ -320,9 +320,10 @@ async def test_one_episode_that_never_returns_is_named_though_everything_else_mo
         # The others go on: there is something new in the tools at every look, and it comes out again.
         clock.ahead += 61
         said = await looks(pulse, clock, 5, caplog)
-        assert said == []
+        assert not [line for line in said if "does not come back" in line]
         said = await looks(pulse, clock, 5, caplog)
-        assert said[0].startswith("an episode does not come back: 1.1.0 waits for tool add for 7")
+        (line,) = [line for line in said if "does not come back" in line]
+        assert line.startswith("an episode does not come back: 1.1.0 waits for tool add for 7")
         await run.collector.stop()
 
 
