@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,9 +22,11 @@ ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_
 
 
 class Steps(ToolEnv):
-    """Two turns with a call each. From the `stop_at`th on they never return."""
+    """Two turns with a call each. An episode's `stop_at`th call, and those after it, never return."""
 
     ran: ClassVar[list[str]]
+    calls: ClassVar[Counter[str]]
+    """Episode -> calls of it."""
     stop_at: ClassVar[int]
 
     def setup(self, task: dict[str, Any]) -> None:
@@ -45,13 +48,15 @@ class Steps(ToolEnv):
 
 async def happen(what: str) -> None:
     Steps.ran.append(what)
-    if 0 < Steps.stop_at <= len(Steps.ran):
+    episode = this_call().rsplit("/", 2)[0]
+    Steps.calls[episode] += 1
+    if 0 < Steps.stop_at <= Steps.calls[episode]:
         await asyncio.sleep(3600)
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Steps.ran, Steps.stop_at = [], 0
+    Steps.ran, Steps.calls, Steps.stop_at = [], Counter(), 0
 
 
 def taker(prompt: Sequence[int], seed: int) -> list[int]:
@@ -63,12 +68,13 @@ def a_run(path: Path, env: type[Env], policy: Any = taker) -> Run:
     return Run(path / "journal.sqlite", env, ONE, engine=ScriptedEngine(policy))
 
 
-async def cut_inside_calls(path: Path, env: type[Env], first: int, policy: Any = taker) -> str:
-    """Stops a run, without grace, with both episodes inside a call, the `first`th of all and the one after it."""
-    Steps.stop_at = first
+async def cut_inside_calls(path: Path, env: type[Env], number: int, policy: Any = taker) -> str:
+    """Stops a run, without grace, with both episodes inside their `number`th call."""
+    Steps.stop_at = number
+    Steps.calls.clear()
     with a_run(path, env, policy) as run:
         await run.collector.start(0)
-        await until(lambda: len(Steps.ran) > first)
+        await until(lambda: len(Steps.ran) == 2 * number)
         await run.collector.stop()
     Steps.stop_at = 0
     return run.journal.run_id
@@ -121,7 +127,7 @@ async def test_at_the_level_replay_calls_run_again_under_the_ids_they_had(fast_p
     with a_run(fast_path / "whole", kind) as run:
         whole = await play_to_the_end(run)
     Steps.ran.clear()
-    await cut_inside_calls(fast_path / "cut", kind, 3)
+    await cut_inside_calls(fast_path / "cut", kind, 2)
     before = sorted(Steps.ran)
     with a_run(fast_path / "cut", kind) as run:
         trajectories = await play_to_the_end(run)
