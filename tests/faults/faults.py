@@ -38,8 +38,12 @@ class Fault:
 def draw(rng: random.Random, engine: str, world: str, only: str | None = None) -> Fault:
     """Faults that a run has nothing for are not drawn for it."""
     names = [name for name in KINDS if _fits(name, engine, world) and (only or "") in name]
-    weights = [3.0 if name.startswith("kill -9 of the trainer") else 1.0 for name in names]
-    return Fault(rng.choices(names, weights)[0], rng.randrange(1 << 30))
+    return Fault(rng.choices(names, [_weight(name) for name in names])[0], rng.randrange(1 << 30))
+
+
+def _weight(name: str) -> float:
+    """How often a kind is drawn; few runs have a sandbox."""
+    return 3.0 if name.startswith("kill -9 of the trainer") else 5.0 if "sandbox" in name else 1.0
 
 
 def world_for(only: str | None) -> str | None:
@@ -296,7 +300,7 @@ def _running_tool(subject: Subject, rng: random.Random) -> tuple[str, int] | Non
     subject.alive()
     until = time.monotonic() + _SECONDS_TO_FIND
     while time.monotonic() < until:
-        running = subject.outside.running_tools()
+        running = subject.outside.running_tools(newest=40)
         if running:
             return rng.choice(running)
         time.sleep(0.001)

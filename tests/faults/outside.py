@@ -65,11 +65,12 @@ class Outside:
             raise
         return process.returncode if process.returncode or output == b"done\n" else 1
 
-    def running_tools(self) -> list[tuple[str, int]]:
-        """(call id, pid) of the newest tools that still live."""
+    def running_tools(self, newest: int = 1 << 30) -> list[tuple[str, int]]:
+        """(call id, pid) of tools that still live, among those that began last."""
         found = []
-        lines = list(self.read("calls", max(0, self.size("calls") - 4000)))
-        for words in lines[-40:]:
+        # A line has fewer than a hundred bytes.
+        lines = list(self.read("calls", max(0, self.size("calls") - 100 * newest)))
+        for words in lines[-newest:]:
             if len(words) == 3 and words[1] != "0" and self._is_ours(int(words[1])):
                 found.append((words[0], int(words[1])))
         return found
