@@ -11,9 +11,9 @@ import numpy as np
 from gspo_agent.config import Limits
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import CallLog, CallMeta, Env
-from gspo_agent.messages import user
+from gspo_agent.messages import Message, user
 from gspo_agent.rollout.episode import run_episode
-from gspo_agent.rollout.events import CallRecord, Episode
+from gspo_agent.rollout.events import CallRecord, Episode, Event
 from gspo_agent.rollout.recorder import INTERRUPTED, Recorder
 from gspo_agent.trajectory import Trajectory
 from tests.faults.world import WORLDS
@@ -41,17 +41,20 @@ async def play(
     journaled = episode.trajectory
     twin = Trajectory(journaled.group_id, journaled.index, journaled.attempt, journaled.seed)
     env = WORLDS[world]()
-    known = {id: record for id, record in episode.calls.items() if id in met}
-    if not env.logs_calls:
-        known = {id: record for id, record in known.items() if _interrupted(episode, id)}
-    recorder = _Recorder(twin, known)
+    recorder = _Recorder(twin, {id: answer for id in met if (answer := _without_result(episode, id)) is not None})
     return await run_episode(twin, env=env, chat=chat, engine=engine, task=dict(task), limits=limits, recorder=recorder)
 
 
-def _interrupted(episode: Episode, step_id: str) -> bool:
-    """Whether a plain step was answered for by the runner."""
-    turn = int(step_id.split("/")[1])
-    return episode.history[turn + 1][1] == [user(INTERRUPTED)]
+def _without_result(episode: Episode, call_id: str) -> Message | None:
+    """The answer to a call of this episode that has no result of its own: it was interrupted, or timed out."""
+    name, turn, position = call_id.split("/")
+    if name != episode.trajectory.id or int(turn) + 1 >= len(episode.history):
+        return None
+    answers = episode.history[int(turn) + 1][1]
+    if answers == [user(INTERRUPTED)]:  # a plain step
+        return answers[0]
+    answer = answers[int(position)] if int(position) < len(answers) else {}
+    return answer if answer.get("outcome") in ("interrupted", "timeout") else None
 
 
 def compare(journaled: Trajectory, twin: Trajectory) -> Distance:
@@ -86,22 +89,22 @@ def _rows_agree(ours: Any, theirs: Any, exact: bool) -> bool:
 
 
 class _Recorder(Recorder):
-    def __init__(self, trajectory: Trajectory, known: Mapping[str, CallRecord]) -> None:
+    def __init__(self, trajectory: Trajectory, known: Mapping[str, Message]) -> None:
         super().__init__(trajectory)
         self._known = known
+
+    def record(self, *events: Event) -> None:
+        super().record(*events)
         # A plain step that was interrupted is not done again.
-        self.episode.calls.update({id: CallRecord() for id in known})
+        self.episode.calls.update({id: CallRecord() for id in self._known})
 
     def call_log(self, env: Env) -> CallLog:
         return _Log(self._known)
 
 
 class _Log(CallLog):
-    def __init__(self, known: Mapping[str, CallRecord]) -> None:
+    def __init__(self, known: Mapping[str, Message]) -> None:
         self._known = known
 
     async def run(self, call_id: str, function: Callable[[], Awaitable[Any]], meta: CallMeta) -> Any:
-        record = self._known.get(call_id)
-        if record is not None and record.ended and record.result.get("outcome") in ("interrupted", "timeout"):
-            return record.result
-        return await function()
+        return self._known[call_id] if call_id in self._known else await function()
