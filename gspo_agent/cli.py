@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -262,7 +263,7 @@ def _train(config: Config, allow_changes: bool) -> None:
 
 
 def _run(work: Coroutine[Any, Any, Any], interruption: Interruption | None = None) -> Any:
-    """Runs `work`; the first SIGINT or SIGTERM cancels it, a second one ends the process."""
+    """Runs `work`; the first SIGINT, SIGTERM or SIGHUP cancels it, a second one ends the process."""
     interruption = interruption or Interruption(goodbye="stopped; nothing was kept, the same line begins again")
 
     async def guarded() -> Any:
@@ -273,7 +274,8 @@ def _run(work: Coroutine[Any, Any, Any], interruption: Interruption | None = Non
             return await work
         except asyncio.CancelledError:
             # Threads may still be inside the learner: leave without waiting for them.
-            sys.stdout.flush()
+            with suppress(OSError, AttributeError):  # nobody reads it, or there is none
+                sys.stdout.flush()
             interruption.leave()
         finally:
             interruption.release()

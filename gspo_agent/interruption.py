@@ -1,4 +1,5 @@
-"""Interruption: SIGINT and SIGTERM cut one task; a second one, or too long a goodbye, ends the process."""
+"""Interruption: SIGINT, SIGTERM and a closed terminal cut one task; a second one, or too long a goodbye, ends the
+process."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import time
 from types import FrameType
 
 CUT = 130
-"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
+"""Exit status after a signal that cut the run, as shells have it for Ctrl-C."""
 _LEAVE_SECONDS = 1.9  # what a cut takes at most once running tools have had their time
 _SHOW_CURSOR = b"\x1b[?25h"
 
@@ -27,7 +28,7 @@ class Interruption:
     def __init__(self, grace: float = 0.0, goodbye: str = "stopped") -> None:
         """
         Args:
-            grace: Seconds that running tools get after a SIGTERM; after a SIGINT they get none.
+            grace: Seconds that running tools get after a SIGTERM or SIGHUP; after a SIGINT they get none.
             goodbye: The line that is written last.
         """
         self._grace, self._goodbye = grace, goodbye
@@ -46,7 +47,9 @@ class Interruption:
         self._task, self._loop = task, asyncio.get_running_loop()
         # Started now: a signal may find the main thread inside any lock, that of starting threads too.
         threading.Thread(target=self._end_in_time, name="interruption", daemon=True).start()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # started with nohup: it is to outlive its terminal
             # Not the loop's own handlers: those are heard only when no callback keeps the loop busy.
             self._before[number] = signal.signal(number, self.cut)
 
@@ -62,17 +65,19 @@ class Interruption:
         """What a signal does."""
         if self._cut.is_set():
             self.leave()
-        self._tools_until = time.monotonic() + (self._grace if number == signal.SIGTERM else 0.0)
+        self._tools_until = time.monotonic() + (0.0 if number == signal.SIGINT else self._grace)
         self._cut.set()
         if self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     def leave(self) -> None:
         """Ends the process without waiting for anything."""
-        if sys.stdout.isatty():
-            os.write(1, _SHOW_CURSOR)
-        os.write(2, f"{self._goodbye}\n".encode())
-        os._exit(CUT)
+        try:
+            if sys.stdout is not None and sys.stdout.isatty():
+                os.write(1, _SHOW_CURSOR)
+            os.write(2, f"{self._goodbye}\n".encode())
+        finally:  # also where nobody reads any more: the terminal is closed, the end of the pipe gone
+            os._exit(CUT)
 
     def _end_in_time(self) -> None:
         self._cut.wait()

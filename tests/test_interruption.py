@@ -14,7 +14,7 @@ import pytest
 from gspo_agent.interruption import CUT, Interruption
 
 SCRIPT = """
-import asyncio, sys, time
+import asyncio, contextlib, sys, time
 from gspo_agent import cli
 from gspo_agent.interruption import Interruption
 
@@ -23,7 +23,8 @@ async def work():
         print("working", flush=True)
         {work}
     finally:
-        print("leaving", flush=True)
+        with contextlib.suppress(OSError):
+            print("leaving", flush=True)
         {leave}
 
 cli._run(work(), Interruption({grace}, "goodbye"))
@@ -45,8 +46,8 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.wait(30), out, errors
 
 
-async def test_a_signal_cancels_the_task_and_only_sigterm_gives_tools_time() -> None:
-    for number, least, most in ((signal.SIGINT, 0.0, 0.0), (signal.SIGTERM, 50.0, 60.0)):
+async def test_a_signal_cancels_the_task_and_only_sigint_gives_tools_no_time() -> None:
+    for number, least, most in ((signal.SIGINT, 0, 0), (signal.SIGTERM, 50, 60), (signal.SIGHUP, 50, 60)):
         interruption = Interruption(grace=60.0)
         before = signal.getsignal(number)
         task = asyncio.create_task(asyncio.sleep(3600))
@@ -62,7 +63,7 @@ async def test_a_signal_cancels_the_task_and_only_sigterm_gives_tools_time() -> 
         assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_cut_ends_with_its_status_and_its_line(number: int) -> None:
     with start("await asyncio.sleep(3600)") as process:
         process.send_signal(number)
@@ -90,6 +91,30 @@ def test_a_goodbye_that_hangs_is_ended_when_its_time_is_over(work: str, leave: s
         began = time.monotonic()
         assert end(process)[::2] == (CUT, "goodbye\n")
         assert time.monotonic() - began > 0.3
+
+
+@pytest.mark.parametrize(("leave", "number"), [("pass", signal.SIGINT), ("time.sleep(3600)", signal.SIGHUP)])
+def test_a_cut_ends_also_where_nobody_reads_any_more(leave: str, number: int) -> None:
+    """Ctrl-C ends the other programs of a pipe too, and a closed terminal takes no goodbye."""
+    with start("await asyncio.sleep(3600)", leave) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+        process.send_signal(number)
+        assert process.wait(30) == CUT
+
+
+def test_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start("await asyncio.sleep(3600)")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGINT)  # the first that cuts; a second one would end it before it leaves
+        assert end(process) == (CUT, "leaving\n", "goodbye\n")
 
 
 def test_work_that_ends_by_itself_leaves_nothing_behind() -> None:

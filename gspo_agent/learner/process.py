@@ -1,8 +1,8 @@
 """LearnerProcess: the learner in a process of its own, so that it computes while this one goes on sampling.
 
 Both ends pickle over one socket, one request at a time. The process ends when its parent does, however that ended: it
-watches the socket's other end, also in the middle of a step. It ignores SIGINT and SIGTERM, which a terminal or a
-scheduler sends to the parent as well: what a cut means is the parent's decision.
+watches the socket's other end, also in the middle of a step. It ignores SIGINT, SIGTERM and SIGHUP, which a terminal
+or a scheduler sends to the parent as well: what a cut means is the parent's decision.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _end_with_parent(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()

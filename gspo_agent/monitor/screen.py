@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,7 +52,8 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):  # the terminal is gone, and whoever left it knows
+                self._live.stop()
 
     def note(self, text: str, style: str = "") -> None:
         """One line that stays."""
