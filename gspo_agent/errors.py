@@ -18,10 +18,14 @@ GspoAgentError
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+MOST_CHARACTERS = 2000
+"""Of the cause of a failure, as it is kept."""
 
 
 class GspoAgentError(Exception):
@@ -84,6 +88,26 @@ class RunLocked(JournalError):
     """Another process owns the run directory."""
 
 
+def is_fault(error: BaseException) -> bool:
+    """Whether something broke; False where somebody ends this task, or the process, on purpose.
+
+    A library whose connection closes cancels who waits for it, and sys.exit() ends a script: inside an episode both
+    are faults like any other. Nobody would hear of them otherwise, since a cancelled task ends without a word.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        with suppress(RuntimeError):  # a thread without an event loop, where nobody cancels
+            task = asyncio.current_task()
+            return task is None or not task.cancelling()
+    return not isinstance(error, KeyboardInterrupt)
+
+
+def cause_of(error: BaseException) -> str:
+    """Kind and message, as they are counted, written down and shown: of a length, and in letters, that all of it can
+    take."""
+    text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 4]} ..."
+
+
 @contextmanager
 def boundary(error: type[GspoAgentError], what: str) -> Iterator[None]:
     """Turns whatever an author's code raises into `error`, naming `what` broke; the framework's own errors pass."""
@@ -91,7 +115,9 @@ def boundary(error: type[GspoAgentError], what: str) -> Iterator[None]:
         yield
     except GspoAgentError:
         raise
-    except Exception as cause:
+    except BaseException as cause:
+        if not is_fault(cause):
+            raise
         raise error(f"{what}: {type(cause).__name__}: {cause}") from cause
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from gspo_agent.env.contract import CallMeta, Env
 from gspo_agent.env.redaction import redact, secret_values
 from gspo_agent.env.threads import DeadlinePassed
-from gspo_agent.errors import EnvError, GspoAgentError, ToolError
+from gspo_agent.errors import EnvError, GspoAgentError, ToolError, is_fault
 from gspo_agent.messages import Message, ToolCall, tool_result
 from gspo_agent.tools import Tool
 from gspo_agent.waiting import aside, part
@@ -153,10 +153,14 @@ async def _invoke(env: ToolEnv, call: Call, beside: bool) -> Message:
         message = call.reply(as_text(str(error)), "error")
     except GspoAgentError:
         raise
-    except (ConnectionError, TimeoutError) as error:
+    except (ConnectionError, TimeoutError, asyncio.CancelledError) as error:
+        if not is_fault(error):
+            raise
         said = redact(f"{type(env).__name__}.{tool.name}: {type(error).__name__}: {error}", secrets)
         raise EnvError(said) from None if secrets else error  # a traceback is written down too
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         message = call.reply(as_text(f"Error: {type(error).__name__}: {error}"), "error")
     if secrets:
         message["content"] = redact(message["content"], secrets)

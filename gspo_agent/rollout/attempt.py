@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import Env, EnvFactory
-from gspo_agent.errors import ConfigError, JournalError, StateLost
+from gspo_agent.errors import ConfigError, JournalError, StateLost, cause_of, is_fault
 from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.events import Begun, Ended, fold
@@ -113,8 +113,10 @@ class Attempts:
             ended(Outcome(await asyncio.wrap_future(self._ledger.restart(slot, str(lost))), None))
         except (JournalError, ConfigError):
             raise
-        except Exception as fault:  # the environment could not be made or brought back
-            recorder.record(Ended(Status.FAILED, f"{type(fault).__name__}: {fault}"))
+        except BaseException as fault:
+            if not is_fault(fault):
+                raise
+            recorder.record(Ended(Status.FAILED, cause_of(fault)))  # it could not be made or brought back
         finally:
             self._warn_of_lost_state(recorder)
             await self._close(env, recorder)
@@ -147,5 +149,7 @@ class Attempts:
         try:
             async with asyncio.timeout(_LAST_CLOSE_SECONDS if self.leaving else _CLOSE_SECONDS):
                 await (env.aclose() if over else env.adetach())
-        except (Exception, asyncio.CancelledError) as error:  # the episode is over; its result does not hang on this
+        except BaseException as error:  # the episode is over; its result does not hang on this
+            if not is_fault(error) and not isinstance(error, asyncio.CancelledError):
+                raise
             _log.warning("%s.close: %s: %s", type(env).__name__, type(error).__name__, error)

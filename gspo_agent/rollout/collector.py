@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gspo_agent.background import off_loop
 from gspo_agent.config import RolloutConfig
 from gspo_agent.engine.base import Engine
-from gspo_agent.errors import JournalError
+from gspo_agent.errors import EnvError, JournalError
 from gspo_agent.rollout.attempt import Attempts, Outcome, Source
 from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.failures import WINDOW, Failures
@@ -247,8 +247,13 @@ class Collector:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None and self._fatal is None:
+        if self._fatal is None and not task.cancelled():
             self._fatal = task.exception()
+        elif self._fatal is None and not self._stopping:  # by a tool, say, that cancels every task it finds
+            self._fatal = EnvError(
+                f"{getattr(task.get_coro(), '__qualname__', 'a task')} was cancelled, and not by its collector; see "
+                "which tool or hook cancels tasks that are not its own, and run the same command again: nothing is lost"
+            )
         self._changed.set()
 
     async def _wait_for(self, num_groups: int, step: int) -> None:

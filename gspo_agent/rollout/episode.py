@@ -15,7 +15,16 @@ from gspo_agent.config import Limits
 from gspo_agent.engine.base import Completion, Engine, Sampling
 from gspo_agent.env import Env
 from gspo_agent.env.calls import calling
-from gspo_agent.errors import ConfigError, EngineError, EnvError, JournalError, StateLost, Unscored
+from gspo_agent.errors import (
+    ConfigError,
+    EngineError,
+    EnvError,
+    JournalError,
+    StateLost,
+    Unscored,
+    cause_of,
+    is_fault,
+)
 from gspo_agent.messages import Message, user
 from gspo_agent.rollout.clock import Clock, within
 from gspo_agent.rollout.events import CallBegun, Ended, Observed, Sampled, Spent, StopReason
@@ -72,9 +81,11 @@ async def run_episode(
         await player.play()
     except (JournalError, ConfigError):
         raise
-    except Exception as fault:
-        cause = f"{type(fault).__name__}: {fault}"
-        recorder.record(Ended(Status.FAILED, cause, traceback="".join(traceback.format_exception(fault))[-4000:]))
+    except BaseException as fault:
+        if not is_fault(fault):
+            raise
+        where = "".join(traceback.format_exception(fault))[-4000:].encode("utf-8", "replace").decode()
+        recorder.record(Ended(Status.FAILED, cause_of(fault), traceback=where))
     finally:
         if player.env is not env:
             cut = trajectory.status is Status.PARTIAL

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from gspo_agent.config import RolloutConfig
-from gspo_agent.errors import EngineError, EnvError
+from gspo_agent.env import Env, tool
+from gspo_agent.errors import MOST_CHARACTERS, EngineError, EnvError, cause_of
+from gspo_agent.messages import Message, user
 from gspo_agent.rollout import collector as module
 from gspo_agent.rollout.failures import WINDOW, Failures
 from tests.rollout.scene import Run, Shop, play_to_the_end, until
@@ -80,3 +82,122 @@ async def test_a_failed_member_waits_longer_each_time_and_a_stop_ends_the_waitin
         async with asyncio.timeout(10):
             await run.collector.stop()
         assert not run.collector._tasks
+
+
+class Odd(BaseException):
+    pass
+
+
+class Broken(Shop):
+    """The first attempt at each member breaks, somewhere, in a way that is no `Exception`."""
+
+    where: ClassVar[str]
+    error: ClassVar[BaseException]
+
+    def _break(self, where: str) -> None:
+        if where == self.where and self.episode_id.endswith(".0"):
+            raise self.error
+
+    async def setup(self, task: dict[str, Any]) -> None:
+        self._break("setup")
+        super().setup(task)
+
+    @tool
+    async def add(self, number: int) -> str:
+        """Adds a number to the running total."""
+        self._break("add")
+        self.total += number
+        return str(self.total)
+
+    async def score(self, task: dict[str, Any], answer: str) -> float:
+        self._break("score")
+        return 1.0
+
+    async def close(self) -> None:
+        self._break("close")
+
+
+class Plain(Env):
+    """As `Broken`, without a tool environment around it."""
+
+    state_level = "replay"
+
+    async def areset(self, **how: Any) -> tuple[list[Message], dict[str, Any]]:
+        await super().areset(**how)
+        return [user("guess")], {}
+
+    async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+        if self.episode_id.endswith(".0"):
+            raise asyncio.CancelledError("the connection was closed")
+        return [], 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("where", ["setup", "add", "score", "close"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError("the connection was closed"), SystemExit(3), Odd("odd")])
+async def test_whatever_an_environment_raises_costs_an_attempt_and_never_the_run(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
+) -> None:
+    """A library whose connection closes cancels who waits for it; such an episode would never be heard of again."""
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF", 0.01)
+    monkeypatch.setattr(Broken, "where", where, raising=False)
+    monkeypatch.setattr(Broken, "error", error, raising=False)
+    config = RolloutConfig(group_size=3, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
+    with Run(fast_path / "journal.sqlite", Broken, config) as run:
+        async with asyncio.timeout(20):
+            assert len(await play_to_the_end(run)) == 3
+        causes = run.ledger.status().failures
+    # What the model can act on is told to it, as of any other exception; the end of an episode hangs on no close.
+    told = where == "close" or (where == "add" and not isinstance(error, asyncio.CancelledError))
+    assert sum(causes.values()) == (0 if told else 3)
+    assert all(f"{type(error).__name__}: {error}" in cause for cause in causes)
+
+
+async def test_a_plain_environment_that_is_cancelled_from_within_is_tried_again(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_BACK_OFF", 0.01)
+    config = RolloutConfig(group_size=3, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
+    with Run(fast_path / "journal.sqlite", Plain, config) as run:
+        async with asyncio.timeout(20):
+            assert len(await play_to_the_end(run)) == 3
+        assert run.ledger.status().failures == {"CancelledError: the connection was closed": 3}
+
+
+class Rude(Shop):
+    async def setup(self, task: dict[str, Any]) -> None:
+        task_of_the_episode = asyncio.current_task()
+        assert task_of_the_episode is not None
+        task_of_the_episode.cancel()
+        await asyncio.sleep(0)
+
+
+async def test_an_environment_that_cancels_the_runs_own_tasks_is_told_and_waited_for_in_vain_by_nobody(
+    fast_path: Path,
+) -> None:
+    with Run(fast_path / "journal.sqlite", Rude) as run:
+        await run.collector.start(0)
+        with pytest.raises(EnvError, match=r"_play was cancelled, and not by its collector; see which tool"):
+            async with asyncio.timeout(20):
+                await run.collector.lease(1, step=1)
+        await run.collector.stop()
+        assert "failed" not in run.ledger.status().slots  # each goes on where it was, once that is mended
+
+
+def test_a_cause_has_a_length_and_letters_that_everything_takes() -> None:
+    assert cause_of(FileNotFoundError("\udcff.txt")) == "FileNotFoundError: ?.txt"
+    long = cause_of(ValueError("x" * 10**6))
+    assert len(long) == MOST_CHARACTERS
+    assert long.startswith("ValueError: xxx")
+
+
+class Unreadable(Shop):
+    def setup(self, task: dict[str, Any]) -> None:
+        raise FileNotFoundError("no file \udcff.txt")
+
+
+async def test_a_cause_with_half_a_letter_is_the_one_that_is_told(fast_path: Path) -> None:
+    with Run(fast_path / "journal.sqlite", Unreadable) as run:
+        await run.collector.start(0)
+        await until(lambda: run.ledger.status().failures)
+        await run.collector.stop()
+        assert list(run.ledger.status().failures) == ["EnvError: Unreadable.setup: FileNotFoundError: no file ?.txt"]
