@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,20 +41,23 @@ async def play(
     journaled = episode.trajectory
     twin = Trajectory(journaled.group_id, journaled.index, journaled.attempt, journaled.seed)
     env = WORLDS[world]()
-    recorder = _Recorder(twin, {id: answer for id in met if (answer := _without_result(episode, id)) is not None})
+    recorder = _Recorder(twin, {id: answer for call in met for id, answer in _without_result(episode, call)})
     return await run_episode(twin, env=env, chat=chat, engine=engine, task=dict(task), limits=limits, recorder=recorder)
 
 
-def _without_result(episode: Episode, call_id: str) -> Message | None:
-    """The answer to a call of this episode that has no result of its own: it was interrupted, or timed out."""
+def _without_result(episode: Episode, call_id: str) -> Iterator[tuple[str, Message]]:
+    """The answer to a call of this episode that has no result of its own (it was interrupted, or timed out), and those
+    to the calls after it that were not run for that."""
     name, turn, position = call_id.split("/")
     if name != episode.trajectory.id or int(turn) + 1 >= len(episode.history):
-        return None
+        return
     answers = episode.history[int(turn) + 1][1]
     if answers == [user(INTERRUPTED)]:  # a plain step
-        return answers[0]
-    answer = answers[int(position)] if int(position) < len(answers) else {}
-    return answer if answer.get("outcome") in ("interrupted", "timeout") else None
+        yield call_id, answers[0]
+    for place, answer in enumerate(answers[int(position) :], start=int(position)):
+        met = place == int(position) and answer.get("outcome") in ("interrupted", "timeout")
+        if met or answer["content"] == "Not run: a call before it timed out.":
+            yield f"{name}/{turn}/{place}", answer
 
 
 def compare(journaled: Trajectory, twin: Trajectory) -> Distance:
