@@ -21,6 +21,7 @@ import cProfile
 import gc
 import multiprocessing
 import pstats
+import random
 import statistics
 import tempfile
 import time
@@ -49,6 +50,7 @@ from tests.benchmarks.unwritten import UnwrittenCollector, UnwrittenLedger
 TURNS = 4
 GROUP = 8
 AIMS = ((7200, 1.5), (0, 2.0))  # from so many sampled tokens an episode on, at most so often the bare loop's CPU
+SPREAD = 0.05  # seconds, over which the answers come where the journal's cost is measured: no engine gives all at once
 JOURNAL_AIM = 0.15  # of the turns per second, at most
 
 
@@ -114,8 +116,9 @@ async def post(session: aiohttp.ClientSession, url: str, request: dict[str, Any]
         return orjson.loads(await response.read())
 
 
-def serve(port: Any, start_id: int, header: int, script: list[list[int]]) -> None:
-    """The instant server: the turn and the place in it follow from the prompt alone."""
+def serve(port: Any, start_id: int, header: int, script: list[list[int]], spread: float) -> None:
+    """The server: the turn and the place in it follow from the prompt alone. It answers within `spread` seconds."""
+    delays = random.Random(0)
 
     async def generate(http: web.Request) -> web.Response:
         request = orjson.loads(await http.read())
@@ -124,6 +127,8 @@ def serve(port: Any, start_id: int, header: int, script: list[list[int]]) -> Non
         offset = ids[::-1].index(start_id) - header
         new = turn[offset : offset + request["sampling_params"]["max_new_tokens"]]
         finish = "stop" if offset + len(new) == len(turn) else "length"
+        if spread:
+            await asyncio.sleep(delays.random() * spread)
         meta = {
             "id": request["rid"],
             "finish_reason": {"type": finish},
@@ -266,7 +271,7 @@ async def main(episodes: int, tokens: int, profile: bool, repeats: int) -> None:
         chat = load_chat(directory)
         start, header, script = script_of(chat, tokens)
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, start, header, script))
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, start, header, script, 0.0))
         server.start()
         try:
             url = f"http://127.0.0.1:{ours.recv()}/generate"

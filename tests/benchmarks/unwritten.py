@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gspo_agent.env import Env
 from gspo_agent.rollout.attempt import Attempts
 from gspo_agent.rollout.collector import Collector
-from gspo_agent.rollout.events import Begun, Ended, Event
+from gspo_agent.rollout.events import Begun, CallEnded, Ended, Event
 from gspo_agent.rollout.groups import NewGroup, OpenGroup, Ready, Settled, Slot, slot_seed
 from gspo_agent.rollout.leases import Lease
 from gspo_agent.rollout.ledger import Ledger
@@ -38,7 +39,9 @@ class UnwrittenLedger(Ledger):
     def begin(self, slot: Slot, event: Begun) -> Future[None]:
         return _done(None)
 
-    def end(self, slot: Slot, event: Ended, reward: float) -> Future[Settled]:
+    def end(
+        self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int] | None = None
+    ) -> Future[Settled]:
         self._left[slot.group_id] -= 1
         if self._left[slot.group_id]:
             return _done(Settled(None, "open", None))
@@ -63,7 +66,9 @@ class UnwrittenRecorder(JournalRecorder):
     def record(self, *events: Event) -> None:
         Recorder.record(self, *events)
         if isinstance(events[-1], Ended):
-            self.settled = self._ledger.end(self._slot, events[-1], self.episode.trajectory.reward)
+            ended = self._ledger.end(self._slot, events[-1], self.episode.trajectory.reward)
+            self.settled = asyncio.wrap_future(ended)
+            self.settled.add_done_callback(self._tell)
 
     async def durable(self, *events: Event) -> None:
         Recorder.record(self, *events)
@@ -71,7 +76,10 @@ class UnwrittenRecorder(JournalRecorder):
     async def room(self, tokens: int) -> int:
         return tokens
 
-    def snapshot(self, env: Env) -> State | Same | None:
+    def end_at_rest(self, event: CallEnded, env: Env) -> None:
+        Recorder.record(self, event)
+
+    async def snapshot(self, env: Env) -> State | Same | None:
         return None
 
 
