@@ -268,11 +268,11 @@ class ToolEnv(Env):
 
     def _changed(self) -> dict[str, Any]:
         """The attributes that are not as `__init__` left them."""
-        initial = self.__episode.initial or {}
+        initial, framework = self.__episode.initial or {}, type(self)._framework
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in self._framework and (name not in initial or value is not initial[name])
+            if name not in framework and (name not in initial or value is not initial[name])
         }
 
     def _bind(self, attributes: dict[str, Any]) -> None:

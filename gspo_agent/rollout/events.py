@@ -6,6 +6,7 @@ journal restores is what was there. Any prefix of an episode's events is a valid
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +17,7 @@ import orjson
 
 from gspo_agent.messages import Message
 from gspo_agent.rollout.state import (
+    NO_BLOBS,
     SAME,
     LoadBlob,
     Same,
@@ -40,6 +42,11 @@ class Row(NamedTuple):
     state: bytes | None = None
     blob: str | None = None
     """SHA-256 of a file of the blob store that this event needs."""
+
+
+Cells = tuple[str, bytes, bytes | None, bytes | None, bytes | None, str | None]
+"""A row's, as they are written: a plain tuple is made in half the time."""
+_NO_BYTES = (None, None, None, None)
 
 
 class StopReason(StrEnum):
@@ -116,7 +123,7 @@ class Event(Protocol):
 
     def apply(self, episode: Episode) -> None: ...
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         """The row, and the blobs (digest -> content) that must be on disk before it."""
         ...
 
@@ -134,9 +141,9 @@ class Begun:
     def apply(self, episode: Episode) -> None:
         pass
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         # The task is in the row of the group, once for all its episodes.
-        return Row(self.kind, orjson.dumps([self.seed, self.spec, self.attempt, self.life])), {}
+        return (self.kind, orjson.dumps([self.seed, self.spec, self.attempt, self.life]), *_NO_BYTES), NO_BLOBS
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Begun:
@@ -188,7 +195,7 @@ class Observed:
         elif self.tail is None:
             trajectory.status, trajectory.stop_reason = Status.TRUNCATED, StopReason.UNCLOSED_TURN
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         data: dict[str, Any] = {"step": self.step, "messages": self.messages, "seconds": self.seconds}
         if self.reward:
             data["reward"] = self.reward
@@ -203,8 +210,8 @@ class Observed:
         if self.tools is not None:
             data["tools"] = self.tools
         inline, blob, blobs = put_state(self.state, data)
-        tail = None if self.tail is None else np.asarray(self.tail, np.int32).tobytes()
-        return Row(self.kind, orjson.dumps(data), tail, state=inline, blob=blob), blobs
+        tail = None if self.tail is None else array("i", self.tail).tobytes()
+        return (self.kind, orjson.dumps(data), tail, None, inline, blob), blobs
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Observed:
@@ -244,19 +251,16 @@ class Sampled:
             episode.trajectory.messages.append(self.shown or self.action)
             episode.tool_calls += sum("error" not in call for call in self.action.get("tool_calls", ()))
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         parts = self.segments
-        spans = [[s.author, s.weight_version, len(s)] for s in parts]
+        spans = [[part.author, part.weight_version, len(part.token_ids)] for part in parts]
         data: list[Any] = [self.turn, self.offset, spans, self.request_id, self.finish, round(self.seconds, 6)]
         if self.action is not None:
             data.append(self.action if self.shown is None else {"redacted": self.shown})
-        if len(parts) == 1:
-            token_ids, logprobs = parts[0].token_ids.tobytes(), float32_bytes(parts[0].logprobs)
-        else:
-            token_ids = b"".join(s.token_ids.tobytes() for s in parts)
-            logprobs = b"".join(float32_bytes(s.logprobs) for s in parts)
+        token_ids = b"".join([part.token_ids.tobytes() for part in parts])
+        logprobs = b"".join([float32_bytes(part.logprobs) for part in parts])
         blob, blobs = put_extras(parts)
-        return Row(self.kind, orjson.dumps(data), token_ids, logprobs, blob=blob), blobs
+        return (self.kind, orjson.dumps(data), token_ids, logprobs, None, blob), blobs
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Sampled:
@@ -295,8 +299,8 @@ class Spent:
         if self.limit is not None:
             episode.trajectory.stop_reason = self.limit
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
-        return Row(self.kind, orjson.dumps([self.seconds, self.limit])), {}
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
+        return (self.kind, orjson.dumps([self.seconds, self.limit]), *_NO_BYTES), NO_BLOBS
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Spent:
@@ -317,9 +321,10 @@ class CallBegun:
     def apply(self, episode: Episode) -> None:
         episode.calls[self.call_id] = CallRecord()
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         fields = [self.call_id, self.name, self.arguments, self.idempotent]
-        return Row(self.kind, orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS)), {}
+        data = orjson.dumps(fields, default=repr, option=orjson.OPT_NON_STR_KEYS)
+        return (self.kind, data, *_NO_BYTES), NO_BLOBS
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> CallBegun:
@@ -339,10 +344,10 @@ class CallEnded:
         episode.calls[self.call_id] = CallRecord(True, self.result)
         episode.keep(self.state)
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         data: dict[str, Any] = {"call_id": self.call_id, "result": self.result}
         inline, blob, blobs = put_state(self.state, data)
-        return Row(self.kind, orjson.dumps(data), state=inline, blob=blob), blobs
+        return (self.kind, orjson.dumps(data), None, None, inline, blob), blobs
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> CallEnded:
@@ -369,7 +374,7 @@ class Ended:
             trajectory.rewards.append(Reward(None, self.score, self.components))
         trajectory.metrics.update(self.metrics)
 
-    def encode(self) -> tuple[Row, Mapping[str, bytes]]:
+    def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         data = {
             "status": self.status,
             "stop_reason": self.stop_reason,
@@ -378,7 +383,7 @@ class Ended:
             "metrics": self.metrics,
             "traceback": self.traceback,
         }
-        return Row(self.kind, orjson.dumps(data)), {}
+        return (self.kind, orjson.dumps(data), *_NO_BYTES), NO_BLOBS
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Ended:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from gspo_agent.rollout.events import Event
+from gspo_agent.rollout.state import NO_BLOBS
 
 Outcome = tuple["Job", Any, BaseException | None]
 """A job, what its function returned, what it raised."""
@@ -26,30 +27,32 @@ _INSERTS = [
 class Job:
     """Rows, a function of the connection, or both; and who waits for them."""
 
-    function: Callable[[sqlite3.Connection], Any] | None = None
-    ledger = False
-    """The function looks at no event."""
-    full = False
-    """The disk is to be flushed."""
-    afterwards: Callable[[sqlite3.Connection], Any] | None = None
-    """Runs when the transaction, and every other of its batch, is on disk."""
-    waiter: Future[Any] | asyncio.Future[Any] | None = None
+    __slots__ = ("afterwards", "blobs", "full", "function", "ledger", "rows", "size", "waiter")
 
     def __init__(self, slot: int = 0, events: Sequence[Event] = ()) -> None:
         """Encodes the events, so that what happens to their contents later is not written."""
-        at, size = time.time(), 0
+        self.function: Callable[[sqlite3.Connection], Any] | None = None
+        self.ledger = False
+        """The function looks at no event."""
+        self.full = False
+        """The disk is to be flushed."""
+        self.afterwards: Callable[[sqlite3.Connection], Any] | None = None
+        """Runs when the transaction, and every other of its batch, is on disk."""
+        self.waiter: Future[Any] | asyncio.Future[Any] | None = None
         self.rows: list[tuple[Any, ...]] = []
-        self.blobs: Mapping[str, bytes] = {}
+        self.blobs: Mapping[str, bytes] = NO_BLOBS
+        self.size = _ROW_BYTES * len(events)
+        """Bytes that it takes up while it is queued, about."""
+        place = (slot, time.time())
         for event in events:
             row, blobs = event.encode()
-            _, data, token_ids, logprobs, state, _ = row
-            self.rows.append((slot, at, *row))
-            size += _ROW_BYTES + len(data) + len(token_ids or b"") + len(logprobs or b"") + len(state or b"")
+            self.rows.append(place + row)
+            for cell in row[1:5]:
+                if cell is not None:
+                    self.size += len(cell)
             if blobs:
                 self.blobs = {**self.blobs, **blobs}
-                size += sum(map(len, blobs.values()))
-        self.size = size
-        """Bytes that it takes up while it is queued, about."""
+                self.size += sum(map(len, blobs.values()))
 
 
 class JobError(Exception):

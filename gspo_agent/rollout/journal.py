@@ -201,7 +201,7 @@ class Journal:
             raise JournalError(f"{self.path} is closed")
         self._bytes_put += job.size
         self._jobs.append(job)
-        if job.waiter is not None:
+        if job.waiter is not None and not self._hurry.is_set():
             self._hurry.set()
         if not self._some.is_set():
             self._some.set()
@@ -236,6 +236,8 @@ class Journal:
                 self._failure = schema.damaged(self.path, error)
             except JournalError as error:
                 self._failure = error
+            except Exception as error:  # whatever it is, whoever waits has to hear of it
+                self._failure = JournalError(f"{self.path} cannot be written: {type(error).__name__}: {error}")
         if self._failure is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")

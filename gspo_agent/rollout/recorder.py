@@ -32,6 +32,9 @@ INTERRUPTED = (
 )
 
 
+_HELD = (CallBegun, CallEnded)
+
+
 class Recorder:
     """Keeps an episode in memory, and nowhere else."""
 
@@ -131,11 +134,12 @@ class JournalRecorder(Recorder):
 
     def record(self, *events: Event) -> None:
         last = events[-1]
-        if isinstance(last, CallBegun | CallEnded):
+        if isinstance(last, _HELD):
             self._hold(events)
             return
-        written = self._with_held(events)
-        super().record(*events)
+        written = self._with_held(events) if self._held else events
+        for event in events:
+            event.apply(self.episode)
         if isinstance(last, Begun):
             self._ledger.begin(self._slot, last)
         elif isinstance(last, Ended):
@@ -155,7 +159,7 @@ class JournalRecorder(Recorder):
             self.on_settled(settled.result())
 
     async def durable(self, *events: Event) -> None:
-        written = self._with_held(events)
+        written = self._with_held(events) if self._held else events
         super().record(*events)
         await self._journal.durable(self._slot.id, *written)
 
@@ -181,8 +185,6 @@ class JournalRecorder(Recorder):
 
     def _with_held(self, events: Sequence[Event]) -> Sequence[Event]:
         """What is to be written now: `events` after those that were held, or in the place of these."""
-        if not self._held:
-            return events
         first = events[0] if events else None
         if not isinstance(first, Observed):
             self._see()
@@ -238,11 +240,11 @@ class JournalRecorder(Recorder):
         except TypeError as error:
             self.state_problem = f"the state is neither JSON nor bytes: {error}"
             return None
-        if len(state.data) > self._max_state_bytes:
-            self.state_problem = f"the state has {len(state.data)} bytes, more than {self._max_state_bytes}"
+        data, before = state.data, self.episode.state
+        if len(data) > self._max_state_bytes:
+            self.state_problem = f"the state has {len(data)} bytes, more than {self._max_state_bytes}"
             return None
-        before = self.episode.state
-        return SAME if before is not None and before.data == state.data and before.form == state.form else state
+        return SAME if before is not None and before.data == data and before.form == state.form else state
 
     def call_log(self, env: Env) -> CallLog:
         return JournalCallLog(self, env)

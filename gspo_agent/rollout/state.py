@@ -18,6 +18,7 @@ INLINE_BYTES = 64 * 1024
 """A larger state, or any per-token side data, is kept as a content-addressed file."""
 
 LoadBlob = Callable[[str], bytes]
+NO_BLOBS: Mapping[str, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,14 @@ SAME = Same()
 def put_state(state: State | Same | None, data: dict[str, Any]) -> tuple[bytes | None, str | None, Mapping[str, bytes]]:
     """Notes the state in a row's `data`; returns (inline bytes, blob digest, blobs to write first)."""
     if state is None:
-        return None, None, {}
+        return None, None, NO_BLOBS
     if isinstance(state, Same):
         data["state"] = "same"
-        return None, None, {}
+        return None, None, NO_BLOBS
     data["state"] = state.form
     content = state.data
     if len(content) <= INLINE_BYTES:
-        return content, None, {}
+        return content, None, NO_BLOBS
     digest = hashlib.sha256(content).hexdigest()
     return None, digest, {digest: content}
 
@@ -84,8 +85,8 @@ def get_state(form: str | None, inline: bytes | None, blob: str | None, load: Lo
 
 def put_extras(segments: Sequence[Segment]) -> tuple[str | None, Mapping[str, bytes]]:
     """All side data of some segments as one blob: (digest, blobs to write first)."""
-    if not any(segment.extras for segment in segments):
-        return None, {}
+    if not any([segment.extras for segment in segments]):  # noqa: C419 (mostly one: a generator costs more)
+        return None, NO_BLOBS
     buffer = io.BytesIO()
     arrays = {f"{n}/{name}": values for n, s in enumerate(segments) for name, values in s.extras.items()}
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

@@ -171,7 +171,6 @@ class Stopwatch:
 
 async def recover(path: Path, episodes: int, tokens: int) -> tuple[float, float]:
     """Wall and CPU seconds until the last episode asks for tokens."""
-    print(f"{episodes:,} episodes, {path.stat().st_size / 2**20:,.0f} MiB of journal; before: {memory():.0f} MiB")
     watch = Stopwatch()
     journal = Journal.open(path)
     watch.lap("the journal is open")
@@ -187,8 +186,9 @@ async def recover(path: Path, episodes: int, tokens: int) -> tuple[float, float]
     restored = list(collector._attempts.active.values())
     sampled = sum(recorder.episode.sampled for recorder in restored) / len(restored)
     turns = sum(recorder.episode.turn for recorder in restored) / len(restored) + 1
-    written = sum(len(recorder.episode.state.value["attributes"]["pages"]["sums"]) for recorder in restored)  # type: ignore[union-attr]
-    print(f"  each in turn {turns:.0f}, with {sampled:,.0f} sampled tokens and {written / len(restored):.0f} numbers of state")
+    states = [recorder.episode.state.value for recorder in restored if recorder.episode.state is not None]
+    numbers = sum(len(state["attributes"]["pages"]["sums"]) for state in states) / len(restored)
+    print(f"  each in turn {turns:.0f}, with {sampled:,.0f} sampled tokens and {numbers:.0f} numbers of state")
     assert collector.progress().restarts == 0
     await collector.stop()
     journal.close()
@@ -205,6 +205,8 @@ def main(episodes: int, tokens: int, directory: Path) -> None:
         if player.exitcode:
             raise SystemExit("the first life failed")
         print(f"played for {time.perf_counter() - began:.0f} s")
+    size = path.stat().st_size / 2**20
+    print(f"{episodes:,} episodes, {size:,.0f} MiB of journal; {memory():.0f} MiB of memory before")
     wall, cpu = asyncio.run(recover(path, episodes, tokens))
     aim = AIM * episodes / 10_000
     print(f"{wall:.2f} s, {cpu:.2f} CPU s; aim {aim:g} s: {'reached' if wall <= aim else 'MISSED'}")

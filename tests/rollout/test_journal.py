@@ -26,6 +26,7 @@ from gspo_agent.rollout.events import (
     Ended,
     Event,
     Observed,
+    Row,
     Sampled,
     decode,
 )
@@ -87,7 +88,7 @@ def plain(value: Any) -> Any:
 @given(events)
 def test_an_event_is_read_back_as_it_was_written(event: Event) -> None:
     row, blobs = event.encode()
-    assert plain(decode(row, lambda digest: blobs[digest])) == plain(event)
+    assert plain(decode(Row(*row), lambda digest: blobs[digest])) == plain(event)
 
 
 async def test_what_was_awaited_survives_a_kill(tmp_path: Path) -> None:
