@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sqlite3
@@ -128,6 +129,17 @@ def test_events_of_one_append_are_one_transaction(fast_path: Path) -> None:
             journal.submit(refuse, slot=1, events=[CallBegun("undone", "f", {})]).result(5)
         found = journal.submit(lambda c: read_events(c, 1, journal.blobs)).result(5)
     assert [event.call_id for event in found] == ["kept"]  # type: ignore[attr-defined]
+
+
+async def test_a_row_that_no_table_can_hold_is_told_to_everybody_who_waits(fast_path: Path) -> None:
+    """The writer does not die of it unheard."""
+    journal = Journal.open(fast_path / "journal.sqlite")
+    journal.append(2**70, CallBegun("a", "f", {}))
+    async with asyncio.timeout(10):
+        with pytest.raises(JournalError, match="cannot be written: OverflowError"):
+            await journal.durable(1, CallBegun("b", "f", {}))
+    with pytest.raises(JournalError, match="OverflowError"):
+        journal.close()
 
 
 def test_a_second_open_is_refused_in_this_process_and_in_another(tmp_path: Path) -> None:
