@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -42,7 +40,7 @@ class LearnerProcess:
     def __init__(self, config: LearnerConfig, model_path: str | Path, **how: Any) -> None:
         """Returns when the model is loaded; arguments and errors are those of `Learner`."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gspo_agent.learner.process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "gspo_agent.learner", str(theirs.fileno())]
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
             command,
@@ -112,7 +110,14 @@ def _parameters(learner: Learner) -> list[tuple[str, NDArray[Any]]]:
     return [(name, tensor.detach().cpu().numpy()) for name, tensor in named.values()]
 
 
-def _serve(connection: Connection) -> None:
+def serve(descriptor: int) -> None:
+    """What `gspo_agent.learner.__main__` does with its end of the socket, until the other one is closed."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _obey(Connection(descriptor))
+
+
+def _obey(connection: Connection) -> None:
     """Obeys until the other end is closed. The first request makes the learner."""
     learner: tuple[Learner, ...] = ()
     while True:
@@ -130,20 +135,3 @@ def _serve(connection: Connection) -> None:
         except Exception as error:
             answer = False, LearnerError(f"{type(error).__name__}: {error}")
         connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
-
-
-def _end_with_parent(descriptor: int) -> None:
-    """Waits until the other end of the socket is closed, and ends the process at once."""
-    closed = select.poll()
-    closed.register(descriptor, select.POLLRDHUP)
-    closed.poll()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        _serve(Connection(int(sys.argv[1])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -104,6 +105,16 @@ def test_it_ends_with_a_killed_parent_even_while_it_computes(model_path: Path) -
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert gone(pid)
+
+
+def test_it_ends_with_its_parent_before_it_has_imported_anything() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.close()
+        command = [sys.executable, "-X", "importtime", "-m", "gspo_agent.learner", str(theirs.fileno())]
+        ended = subprocess.run(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 0
+    assert not [line for line in ended.stderr.splitlines() if line.endswith(" torch")]
 
 
 def test_signals_for_the_parent_do_not_stop_it_and_its_death_is_named(elsewhere: LearnerProcess, batch: Batch) -> None:
