@@ -62,6 +62,12 @@ class Run:
         if run.config_file.exists():
             if not allow_changes and run._begun():
                 run._refuse_other(config)
+        elif run.journal.exists():  # a kill between the two leaves a journal in which nothing has begun
+            if not allow_changes and run._begun():
+                raise ConfigError(
+                    f"{str(run.dir)!r} has a journal and no {run.config_file.name} that says what it is of; with "
+                    "--allow-changes the run goes on with this configuration, which has to be the one that it had"
+                )
         elif strangers:
             raise ConfigError(f"{str(run.dir)!r} is not empty and not a run directory; choose another run.dir")
         return run

@@ -175,7 +175,7 @@ class Session:
                 screen.note(warning, "bold yellow")
             if saved is not None:
                 checkpoint.prune(run.checkpoints, config.run.keep_checkpoints, {saved.name})
-                await self.retention.begin(min(checkpoint.saved_steps(run.checkpoints)))
+                await self.retention.begin(min(checkpoint.saved_steps(run.checkpoints), default=step))
             if step < config.run.steps:
                 await self._evaluate(step, chat, engine)
             if screen.time_to_draw():

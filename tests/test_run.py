@@ -85,7 +85,19 @@ def test_a_refusal_names_only_what_differs(tmp_path: Path) -> None:
 def test_a_start_that_was_killed_before_its_configuration_was_kept_is_gone_on_with(tmp_path: Path) -> None:
     run = Run.prepare(config(tmp_path / "run"))
     Journal.open(run.journal).close()
+    (tmp_path / "run" / "live.json").write_text("{}")  # which is there as soon as the journal is
     Run.prepare(config(tmp_path / "run"))
+
+
+def test_a_run_that_lost_its_configuration_goes_on_as_the_message_says(tmp_path: Path) -> None:
+    run = prepared(tmp_path / "run")
+    Journal.open(run.journal).close()
+    run.model.mkdir()
+    run.config_file.unlink()
+    with pytest.raises(ConfigError, match=r"has a journal and no config.json.*--allow-changes"):
+        Run.prepare(config(tmp_path / "run"))
+    Run.prepare(config(tmp_path / "run"), allow_changes=True).record_config(config(tmp_path / "run"))
+    assert run.config().model == "tiny"
 
 
 def test_a_place_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:

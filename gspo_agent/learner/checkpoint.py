@@ -54,7 +54,7 @@ def save(learner: Learner, root: Path, step: int) -> Saved:
 
 
 def _write(learner: Learner, root: Path, step: int, temporary: Path) -> str:
-    root.mkdir(parents=True, exist_ok=True)
+    root.mkdir(exist_ok=True)  # but not the run's directory, where that has been moved away
     _discard(temporary)
     learner.model.save_pretrained(temporary)
     _copy_tokenizer(learner.model_path, temporary)
@@ -90,17 +90,20 @@ def restore(learner: Learner, path: Path, digest: str | None = None) -> int:
 
 def prune(root: Path, keep: int, keep_names: Collection[str] = ()) -> list[str]:
     """Deletes all but the newest `keep` checkpoints and those named, and what a kill left unfinished; returns the names
-    of the deleted checkpoints."""
+    of the deleted checkpoints. Raises JournalError where one cannot be deleted."""
     if not root.is_dir():
         return []
-    for leftover in root.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(leftover)
-    steps = saved_steps(root)
     names = {keep_names} if isinstance(keep_names, str) else set(keep_names)
-    old = [f"step-{step}" for step in steps[: max(0, len(steps) - keep)]]
-    deleted = [name for name in old if name not in names]
-    for name in deleted:
-        _discard(root / name)
+    with boundary(
+        JournalError, f"an old checkpoint in {root} cannot be deleted; see permissions, and whether it is gone"
+    ):
+        for leftover in root.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover)
+        steps = saved_steps(root)
+        old = [f"step-{step}" for step in steps[: max(0, len(steps) - keep)]]
+        deleted = [name for name in old if name not in names]
+        for name in deleted:
+            _discard(root / name)
     return deleted
 
 

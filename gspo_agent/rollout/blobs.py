@@ -24,7 +24,8 @@ class BlobStore:
         path = self.path(digest)
         if path.exists():
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(exist_ok=True)  # but not the run's directory, where that has been moved away
+        path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f"{digest}.tmp")
         with open(temporary, "wb") as file:
             file.write(data)

@@ -247,13 +247,13 @@ class Collector:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if self._fatal is None and not task.cancelled():
-            self._fatal = task.exception()
-        elif self._fatal is None and not self._stopping:  # by a tool, say, that cancels every task it finds
-            self._fatal = EnvError(
+        fault = None if task.cancelled() else task.exception()
+        if task.cancelled() and not self._stopping:  # by a tool, say, that cancels every task it finds
+            fault = EnvError(
                 f"{getattr(task.get_coro(), '__qualname__', 'a task')} was cancelled, and not by its collector; see "
                 "which tool or hook cancels tasks that are not its own, and run the same command again: nothing is lost"
             )
+        self._fatal = self._fatal or fault
         self._changed.set()
 
     async def _wait_for(self, num_groups: int, step: int) -> None:

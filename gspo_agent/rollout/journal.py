@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from gspo_agent.errors import JournalError
-from gspo_agent.rollout import lock, schema
+from gspo_agent.rollout import lock, remains, schema
 from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import Event, Row, decode
 from gspo_agent.rollout.jobs import Job, JobError, Outcome, run_alone, run_together, tell
@@ -65,6 +65,7 @@ class Journal:
         self._failure: JournalError | None = None
         self._closed = self._last_batch = False
         self._last_beat = time.monotonic()
+        self._place = remains.Place(path, by_name=schema.on_network(path))
         self._writer = threading.Thread(target=self._write, name="journal", daemon=True)
         self._writer.start()
 
@@ -280,6 +281,7 @@ class Journal:
         lock.check_lease(self._connection, self.life, self.path)
         if time.monotonic() - self._last_beat > lock.HEARTBEAT / 2:
             lock.beat(self._connection, self.life)
+            self._place.check()
             self._last_beat = time.monotonic()
 
 

@@ -57,6 +57,8 @@ class Pulse:
         self.watchdog = Watchdog(patience, clock)
         self._journal, self._phase, self._every, self._clock = journal, phase, every, clock
         self._directory = journal.path.parent
+        file = journal.path.stat()  # once: whoever moves it away ends the run, not this
+        self._where, self._inode = str(journal.path.resolve()), (file.st_dev, file.st_ino)
         self._collector: Watched | None = None
         self._engine: object = None
         self._ledger: RunStatus | None = None
@@ -90,17 +92,20 @@ class Pulse:
         self._ask_ledger(self._clock())
         if self._question is not None:
             wait([self._question], _LAST_SECONDS)
-        self.look(ended=True)
+        self._look_or_log(ended=True)
 
     def _run(self) -> None:
         wait = 0.0
         while not self._ended.wait(wait):
             before = time.thread_time()
-            try:
-                self.look()
-            except Exception:  # looking must not end what is looked at
-                _log.exception("live.json is not written; the run goes on")
+            self._look_or_log()
             wait = max(self._every, _SHARE * (time.thread_time() - before))
+
+    def _look_or_log(self, ended: bool = False) -> None:
+        try:
+            self.look(ended)
+        except Exception:  # looking must not end what is looked at, nor hide what ended it
+            _log.exception("live.json is not written; the run goes on")
 
     def look(self, ended: bool = False) -> Live:
         """One look: tells the watchdog, writes the record, returns it."""
@@ -205,12 +210,11 @@ class Pulse:
         now: float,
         ended: bool,
     ) -> Live:
-        phase, where = self._phase(), self._journal.path
-        file = where.stat()
+        phase = self._phase()
         return Live(
             owner=Owner(self._journal.life, socket.gethostname(), os.getpid(), time.time(), ended),
-            journal=str(where.resolve()),
-            inode=(file.st_dev, file.st_ino),
+            journal=self._where,
+            inode=self._inode,
             phase=phase.text,
             phase_seconds=round(now - phase.since, 1),
             in_flight=in_flight,

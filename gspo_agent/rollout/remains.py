@@ -23,6 +23,39 @@ def wal_of(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
+class Place:
+    """Where a journal and its log lie while they are written. What is deleted or moved away can be written to all the
+    same, and SQLite does: an hour later it would be gone with everything that came since.
+
+    Args:
+        by_name: Compare no more than the names, for file systems that give a file another number now and then.
+    """
+
+    def __init__(self, path: Path, *, by_name: bool) -> None:
+        self._by_name = by_name
+        self._files = {file: self._number(file) for file in (path, wal_of(path)) if file.exists()}
+
+    def check(self) -> None:
+        """Raises JournalError where one of them is not there any more."""
+        for file, number in self._files.items():
+            try:
+                there = self._number(file)
+            except (FileNotFoundError, NotADirectoryError):
+                there = None
+            except OSError:  # says nothing about the file
+                continue
+            if there != number:
+                raise JournalError(
+                    f"{file} was {'deleted or moved away' if there is None else 'replaced'} while this process wrote "
+                    "it; put it back if you can, and run the same command again, or `gspo-agent resume` where it lies "
+                    "now: what was written before is whole"
+                )
+
+    def _number(self, file: Path) -> tuple[int, int]:
+        found = file.stat()
+        return (0, 0) if self._by_name else (found.st_dev, found.st_ino)
+
+
 def refuse_half(path: Path) -> None:
     """Raises JournalError where there is a log and no main file: opening it would delete the log."""
     wal = wal_of(path)

@@ -178,6 +178,19 @@ def test_pruning_keeps_the_newest_and_those_named_and_clears_what_a_kill_left(tm
     assert checkpoint.prune(tmp_path / "nowhere", 2) == []
 
 
+def test_what_somebody_else_deletes_or_moves_is_named_and_no_directory_is_made_anew(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-2").mkdir()
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
+    with pytest.raises(JournalError, match=r"an old checkpoint in .* cannot be deleted; see permissions"):
+        checkpoint.prune(tmp_path, 1)
+    with pytest.raises(JournalError, match=r"step-3 cannot be written"):
+        checkpoint.save(learner(model_path), tmp_path / "moved away" / "checkpoints", 3)
+    assert not (tmp_path / "moved away").exists()
+
+
 @pytest.mark.parametrize("kibibytes", [0, 8, 64])
 def test_a_disk_that_is_full_is_named_and_leaves_no_checkpoint(
     model_path: Path, tmp_path: Path, kibibytes: int

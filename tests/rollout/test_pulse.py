@@ -400,3 +400,22 @@ async def test_a_look_that_fails_does_not_end_the_looking(
     with Run(fast_path / "journal.sqlite") as run, Pulse(run.journal, phase, patience=60.0, every=0.01):
         await until(lambda: read_live(fast_path) is not None)
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_a_last_look_that_fails_does_not_hide_what_ended_the_run(
+    fast_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The directory was moved away, or the look itself is at fault."""
+
+    def phase() -> Phase:
+        raise RuntimeError("a fault of its own")
+
+    (fast_path / "run").mkdir()
+    with Run(fast_path / "run" / "journal.sqlite") as run:
+        with pytest.raises(EnvError, match="what ended it"), Pulse(run.journal, phase, patience=60.0):
+            raise EnvError("what ended it")
+        pulse = Pulse(run.journal, lambda: WAITING, patience=60.0)
+        (fast_path / "run").rename(fast_path / "moved")
+        with pytest.raises(EnvError, match="what ended it"), pulse:
+            raise EnvError("what ended it")
+    assert any("live.json cannot be written" in record.message for record in caplog.records)

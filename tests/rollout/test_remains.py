@@ -15,6 +15,7 @@ import pytest
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout import schema
 from gspo_agent.rollout.audit import audit
+from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import CallBegun
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, read_status
@@ -191,3 +192,44 @@ def test_another_format_is_refused_and_left_alone(tmp_path: Path, version: int) 
     with pytest.raises(JournalError, match=f"format {version}, this version reads {schema.FORMAT}"):
         Journal.open(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("lost", ["journal.sqlite", WAL, "the directory"])
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+async def test_a_journal_that_is_taken_away_while_it_is_written_ends_the_run_and_not_its_content(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str, how: str
+) -> None:
+    """SQLite writes on into what has no name any more; hours of a run would go with it."""
+    path = fast_path / "run" / "journal.sqlite"
+    file = path.parent if lost == "the directory" else path.with_name(lost)
+    with Journal.open(path) as journal:
+        monkeypatch.setattr(journal, "_last_beat", float("inf"))
+        ledger = Ledger(journal)
+        await train(ledger, 1)
+        aside = file.with_name("aside")
+        file.rename(aside)
+        if how == "replaced":
+            (shutil.copytree if aside.is_dir() else shutil.copy)(aside, file)
+        elif how == "deleted":
+            shutil.copytree(aside, fast_path / "kept") if aside.is_dir() else None
+            shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+        await train(ledger, 2)  # between two signs of life it is not looked at
+        monkeypatch.setattr(journal, "_last_beat", float("-inf"))
+        what = "replaced" if how == "replaced" else "deleted or moved away"
+        with pytest.raises(JournalError, match=rf"{lost if file.suffix else 'journal.sqlite'} was {what} while"):
+            await train(ledger, 3)
+        with pytest.raises(JournalError, match="was"):
+            journal.close()
+    if how == "moved" and aside.is_dir():
+        assert read_status(aside / path.name).step == 2
+        assert not path.parent.exists()
+
+
+async def test_a_directory_that_was_moved_away_is_not_made_anew_for_a_blob(fast_path: Path) -> None:
+    store = BlobStore(fast_path / "run" / "blobs")
+    (fast_path / "run").mkdir()
+    store.put("ab12", b"x")
+    (fast_path / "run").rename(fast_path / "moved")
+    with pytest.raises(FileNotFoundError):
+        store.put("ab34", b"y")
+    assert not (fast_path / "run").exists()
