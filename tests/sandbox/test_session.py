@@ -106,7 +106,7 @@ async def test_session_of_a_killed_fork_server_says_so() -> None:
     async with Sandbox() as own:
         session = await own.session()
         os.kill(own.server().pid, signal.SIGKILL)
-        with pytest.raises(SandboxError, match="the session was lost"):
+        with pytest.raises(SandboxError, match="the session was lost"):  # noqa: PT012
             async with asyncio.timeout(10):
                 while True:  # a kill takes a moment to arrive, and until then the session answers
                     await session.cell("1")
