@@ -22,6 +22,7 @@ from gspo_agent.errors import (
     JournalError,
     StateLost,
     Unscored,
+    boundary,
     cause_of,
     is_fault,
 )
@@ -113,20 +114,20 @@ class _Player:
         while trajectory.status is Status.PARTIAL and trajectory.stop_reason is None:
             if recorder.cut:
                 return
-            if episode.turn < 0:
-                await self.reset()
-            elif episode.action is None:
+            if episode.turn >= 0 and episode.action is None:
                 await self.sample()
-            else:
-                await self.step()
+                continue
+            author = f"{type(self.env).__name__}.{'reset' if episode.turn < 0 else 'step'}"
+            with boundary(EnvError, author):
+                await (self.reset() if episode.turn < 0 else self.step())
         limit = str(trajectory.stop_reason)
         if trajectory.status is not Status.PARTIAL and limit != StopReason.UNCLOSED_TURN:
             recorder.record(Ended(trajectory.status, limit))
             return
-        with self._aside("judges", Clock()):
+        with self._aside("judges", Clock()), boundary(EnvError, f"{type(self.env).__name__}.afinish"):
             score, info = await self.env.averdict(limit)
-        components, metrics = _shown(info)
-        recorder.record(Ended(Status.TRUNCATED, limit, _finite(score), components, metrics))
+            reward, (components, metrics) = _finite(score), _shown(info)
+        recorder.record(Ended(Status.TRUNCATED, limit, reward, components, metrics))
 
     async def reset(self) -> None:
         episode, env = self.recorder.episode, self.env

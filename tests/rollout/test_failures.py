@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gspo_agent.config import RolloutConfig
+from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.env import Env, tool
 from gspo_agent.errors import MOST_CHARACTERS, EngineError, EnvError, cause_of
 from gspo_agent.messages import Message, user
 from gspo_agent.rollout import collector as module
 from gspo_agent.rollout.failures import WINDOW, Failures
-from tests.rollout.scene import Run, Shop, play_to_the_end, until
+from gspo_agent.testing import ScriptedEngine
+from tests.rollout.scene import Run, Shop, guesser, play_to_the_end, until
 
 
 def test_only_the_last_episodes_count_and_the_first_cause_among_them_is_told() -> None:
@@ -160,7 +161,7 @@ async def test_a_plain_environment_that_is_cancelled_from_within_is_tried_again(
     with Run(fast_path / "journal.sqlite", Plain, config) as run:
         async with asyncio.timeout(20):
             assert len(await play_to_the_end(run)) == 3
-        assert run.ledger.status().failures == {"CancelledError: the connection was closed": 3}
+        assert run.ledger.status().failures == {"EnvError: Plain.step: CancelledError: the connection was closed": 3}
 
 
 class Rude(Shop):
@@ -201,3 +202,58 @@ async def test_a_cause_with_half_a_letter_is_the_one_that_is_told(fast_path: Pat
         await until(lambda: run.ledger.status().failures)
         await run.collector.stop()
         assert list(run.ledger.status().failures) == ["EnvError: Unreadable.setup: FileNotFoundError: no file ?.txt"]
+
+
+class Clumsy(Plain):
+    """Each of these is a mistake that an author may make; `check` would name it, and so does the run."""
+
+    state_level = "state"
+    mistake: ClassVar[str]
+
+    async def areset(self, **how: Any) -> tuple[list[Message], dict[str, Any]]:
+        if self.mistake == "reset":
+            raise KeyError("seed")
+        return await super().areset(**how)
+
+    async def astep(self, action: Message) -> Any:
+        answers: dict[str, Any] = {
+            "three": ([user("x")], 0.0, False),
+            "text": ("x", 0.0, False, False, {}),
+            "half a letter": ([user("\ud800")], 0.0, False, False, {}),
+            "metric": ([user("x")], 0.0, False, False, {"metrics": {"length": "long"}}),
+        }
+        return answers.get(self.mistake, ([user("x")], 0.0, False, False, {}))
+
+    async def afinish(self, stop_reason: str) -> Any:
+        return "seven", {}
+
+    def get_state(self) -> Any:
+        if self.mistake == "state":
+            raise OSError("gone")
+        return 1
+
+    def set_state(self, state: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("reset", "Clumsy.reset: KeyError: 'seed'"),
+        ("state", "Clumsy.reset: OSError: gone"),
+        ("three", "Clumsy.step: ValueError: not enough values to unpack"),
+        ("text", "Clumsy.step: AttributeError: 'str' object"),
+        ("half a letter", "Clumsy.step: UnicodeEncodeError: "),
+        ("metric", "Clumsy.step: ValueError: could not convert string to float: 'long'"),
+        ("verdict", "Clumsy.afinish: ValueError: could not convert string to float: 'seven'"),
+    ],
+)
+async def test_a_cause_names_the_environment_and_what_of_it_broke(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, told: str
+) -> None:
+    monkeypatch.setattr(Clumsy, "mistake", mistake, raising=False)
+    with Run(fast_path / "journal.sqlite", Clumsy, limits=Limits(turns=1), engine=ScriptedEngine(guesser)) as run:
+        await run.collector.start(0)
+        await until(lambda: run.ledger.status().failures)
+        await run.collector.stop()
+        (cause,) = run.ledger.status().failures
+        assert cause.startswith(f"EnvError: {told}")
