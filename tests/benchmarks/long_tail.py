@@ -12,8 +12,8 @@ lognormal; a place in flight is a slot of the engine. The modes:
 - async: as carry_over, and the engine samples while the learner works.
 
 All but sync have `over-provision` times the groups of a step in flight. The perfect bound has every slot sampling at
-every moment that the mode allows: tokens trained on / slots * seconds per token, plus the learner's time, or, where
-both work at once (async), the longer of the two. Exits with an error where a token or a task was lost.
+every moment that the mode allows: tokens sampled and not thrown away / slots * seconds per token, plus the learner's
+time, or, where both work at once (async), the longer of the two. Exits with an error where a token or a task was lost.
 """
 
 from __future__ import annotations
@@ -167,8 +167,9 @@ class Outcome:
 
     @property
     def tokens(self) -> float:
-        """That one step trains on, on average."""
-        return sum(step.tokens for step in self.measured) / len(self.measured)
+        """Sampled in one step and not thrown away, on average. What a step trains on may be older than all of them."""
+        steps = self.measured
+        return sum(step.tokens if self.mode == "discard" else step.sampled for step in steps) / len(steps)
 
     @property
     def bound(self) -> float:
@@ -303,12 +304,13 @@ HEAD = (
 
 
 def row(outcome: Outcome) -> str:
-    o, episodes = outcome, outcome.scale.groups * outcome.scale.size
+    o, episodes = outcome, outcome.scale.groups * outcome.scale.size * len(outcome.measured)
+    length = sum(step.tokens for step in outcome.measured) / episodes
     thrown = f"{o.thrown_away:,} ({o.thrown_away / o.sampled:.0%})"
     lags = "  ".join(f"{lag}: {share:.1%}" for lag, share in o.staleness.items())
     return (
         f"{o.name:<16}{o.seconds:>8.1f}{o.bound:>8.1f}{o.seconds / o.bound:>7.3f}{o.utilisation:>7.1%}"
-        f"{o.tokens:>10,.0f}{o.tokens / episodes:>9,.0f}{o.seconds / o.tokens * 1e6:>8.0f}"
+        f"{o.tokens:>10,.0f}{length:>9,.0f}{o.seconds / o.tokens * 1e6:>8.0f}"
         f"{o.sampled:>11,}{thrown:>20}{o.unfinished:>9,}   {lags}"
     )
 
@@ -320,8 +322,9 @@ def title(scale: Scale) -> str:
         f"at most {scale.most}; seed {scale.seed}\n"
         f"bound: rollout = tok/step / {scale.slots} * {scale.token_seconds:g} s, learner {scale.learner_seconds:g} s; "
         f"their sum, and for async the longer of the two\n"
-        f"means over the steps after the first {scale.warm_up}; sampled, thrown away and kept (in the journal, for "
-        f"later steps): over all"
+        f"means over the steps after the first {scale.warm_up}: tok/step are sampled in them and not thrown away, "
+        f"tok each is the mean length of a response trained on\n"
+        f"over all steps: sampled, thrown away, and kept in the journal for later steps"
     )
 
 

@@ -10,15 +10,15 @@ import pytest
 from tests.benchmarks.long_tail import MODES, Scale, simulate
 
 TINY = Scale(
-    slots=4, groups=2, size=2, steps=3, warm_up=0, mean=200, most=2000, learner_seconds=1.0, over_provision=3.0,
-    journal_tokens=64,
+    slots=4, groups=2, size=2, steps=4, warm_up=2, mean=200, most=2000, learner_seconds=1.0, over_provision=3.0,
+    journal_tokens=64, seed=3,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_mode_beats_the_bound_and_only_discard_throws_tokens_away(mode: str, tmp_path: Path) -> None:
     outcome = simulate(mode, TINY, tmp_path / mode)
-    assert outcome.seconds >= outcome.bound
+    assert outcome.seconds >= outcome.bound * (1 - 1e-9)
     assert (outcome.thrown_away > 0) is (mode == "discard")
     assert (max(outcome.staleness) > 1) is (mode in ("carry_over", "async"))
     assert outcome.utilisation <= 1
