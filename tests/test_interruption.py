@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,6 +30,14 @@ async def work():
 
 cli._run(work(), Interruption({grace}, "goodbye"))
 """
+
+
+@pytest.fixture(autouse=True)
+def terminal() -> Iterator[None]:
+    """A closed terminal ends what is started here, also where the tests themselves were started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def start(work: str, leave: str = "pass", grace: float = 0.0) -> subprocess.Popen[str]:
