@@ -8,6 +8,9 @@ import resource
 import subprocess
 from pathlib import Path
 
+SMALL_DISK = "campaign"
+"""The name in the first column of the table of mounts."""
+
 
 class Disk:
     """A directory with at most `megabytes` in it, if it is `real`; `close` takes it away with all that is in it."""
@@ -15,7 +18,7 @@ class Disk:
     def __init__(self, path: Path, megabytes: int) -> None:
         self.path = path
         path.mkdir(parents=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "campaign", str(path)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", SMALL_DISK, str(path)]
         self.real = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def fill(self, pid: int, leave: int) -> None:
