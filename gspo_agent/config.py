@@ -133,7 +133,8 @@ class RolloutConfig(Section):
     groups_per_step: Positive = 16
     """Groups the learner gets for a step."""
     over_provision: Annotated[float, Field(ge=1.0)] = 1.25
-    """Groups in flight, as a multiple of `groups_per_step`; in mode "sync" always 1."""
+    """Groups in flight, as a multiple of `groups_per_step`; "sync": 1. Where half of a step's episodes or fewer have a
+    place, 1.25 is small: lengths are long-tailed, and the more groups in flight, the less the slowest episode costs."""
     max_in_flight: Positive | None = None
     """Episodes played at once; the others wait for a place. None: as many as the groups in flight have."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -257,8 +258,7 @@ class RunConfig(Section):
     durability: Literal["process", "power"] = "process"
     """"process": a `kill -9` loses nothing that was committed. "power": neither does a power cut."""
     keep_steps: Annotated[int, Field(ge=0)] | Literal["all"] = 20
-    """Steps whose episodes stay in the journal after they were trained on; what a kept checkpoint may need stays in any
-    case."""
+    """Steps whose episodes stay in the journal after they were trained on; what a kept checkpoint needs stays too."""
     export: bool = False
     """Write episodes to `episodes/*.parquet` in the run directory before they leave the journal."""
     grace: Seconds = 2.0

@@ -66,10 +66,11 @@ class ScriptedEngine:
         self._running.set()
         self._aborted: set[str] = set()
         self._live: set[str] = set()
+        self._ended: set[str] = set()
         self._sampled: dict[str, int] = {}
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
-        if request_id in self._live or any(request_id == old for old, *_ in self.requests):
+        if request_id in self._live or request_id in self._ended:
             raise EngineError(f"request id {request_id!r} is used twice")
         if self.fail_next > 0:
             self.fail_next -= 1
@@ -82,6 +83,7 @@ class ScriptedEngine:
             self._sampled.pop(request_id, None)
             self._aborted.discard(request_id)
             self.held.discard(request_id)
+        self._ended.add(request_id)
         self.requests.append((request_id, len(token_ids), sum(map(len, completion.segments))))
         return completion
 

@@ -98,3 +98,22 @@ async def test_pause_abort_failure_and_new_weights() -> None:
     scripted.fail_next = 1
     with pytest.raises(EngineError, match="scripted failure"):
         await scripted.generate(PROMPT, Sampling(9), request_id="d/")
+
+
+class Id(str):
+    """Counts how often it is compared with another."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Id.compared += 1
+        return str.__eq__(self, other)
+
+
+async def test_a_request_costs_no_more_the_more_there_were() -> None:
+    scripted = engine()
+    for number in range(200):
+        await scripted.generate(PROMPT, Sampling(1), request_id=Id(f"{number}/"))
+    assert Id.compared < 200
