@@ -19,6 +19,8 @@ from gspo_agent.messages import Message
 
 ENV = "env"
 _STEPS_PER_LIFE = 1_000_000
+_ROUNDING = 1e-7  # relative; about float32's resolution: rewards closer than this differ by how they were summed
+_CANCELLED = 1e-12  # what is left of a sum of weighted components that is 0
 
 
 def weight_version(life: int, step: int) -> int:
@@ -248,3 +250,14 @@ class Group:
     @property
     def rewards(self) -> list[float]:
         return [trajectory.reward for trajectory in self.trajectories]
+
+
+def is_flat(rewards: Sequence[float]) -> bool:
+    """Whether finite rewards differ by rounding alone: such a group teaches nothing, and its advantages are 0.
+
+    Decided here alone, for the lease that leaves flat groups out and for the learner that has to train on them.
+    """
+    if not rewards:
+        return True
+    lowest, highest = min(rewards), max(rewards)
+    return highest - lowest <= max(_ROUNDING * max(-lowest, highest), _CANCELLED)

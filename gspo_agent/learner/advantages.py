@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_ROUNDING = 1e-7  # relative; about float32's resolution: rewards closer than this differ by how they were summed
-_UNDERFLOW = 1e-150  # the square of a smaller difference is 0
+from gspo_agent.trajectory import is_flat
 
 
 def group_advantages(
@@ -17,7 +16,7 @@ def group_advantages(
     """(r - mean r) / (std r + eps) within one group (arXiv:2507.18071, eq. 6).
 
     A reward that is not finite is unscored: its advantage is 0 and the others are computed without it. A group with
-    fewer than two scored members, or whose rewards are all equal, has no advantage: exactly 0.
+    fewer than two scored members, or whose rewards are all equal (`is_flat`), has no advantage: exactly 0.
 
     >>> group_advantages([1.0, 0.0, 0.0, 1.0])
     array([ 1., -1., -1.,  1.])
@@ -36,7 +35,7 @@ def group_advantages(
     advantages = np.zeros_like(values)
     scored = np.isfinite(values)
     kept = values[scored]
-    if len(kept) < 2 or np.ptp(kept) <= max(_ROUNDING * np.abs(kept).max(), _UNDERFLOW):
+    if is_flat(kept.tolist()):
         return advantages
     centred = kept - kept.mean()
     advantages[scored] = centred / (kept.std(ddof=ddof) + eps) if std else centred

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gspo_agent.learner.advantages import group_advantages
-from gspo_agent.rollout.groups import is_flat
+from gspo_agent.trajectory import is_flat
 from tests.learner.oracles import CASES
 
 
@@ -42,6 +42,23 @@ def test_what_differs_by_rounding_alone_teaches_nothing_at_any_level_and_size(
     assert group_advantages(rewards).any()
     assert group_advantages(rewards).all()
     assert not is_flat(rewards)
+
+
+rewards_near_each_other = st.builds(
+    lambda level, steps, size: [level + size * step for step in steps],
+    st.floats(-1e3, 1e3) | st.just(0.0),
+    st.lists(st.floats(0, 1), max_size=9),
+    st.integers(-16, 3).map(lambda exponent: 10.0**exponent),
+)
+
+
+@given(rewards_near_each_other)
+@example([0.0, 1e-8])
+@example([1.0, 1.0 + 5e-7])
+@example([0.1 + 0.2 - 0.3, 0.0])
+@example([0.7])
+def test_a_group_that_is_left_out_as_flat_is_one_without_advantage(rewards: list[float]) -> None:
+    assert is_flat(rewards) != group_advantages(rewards).any()
 
 
 @given(st.lists(st.integers(-5, 5), min_size=2, max_size=9))
