@@ -14,9 +14,10 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from gspo_agent.env.check_chat import ChatLike, chat_breaches
-from gspo_agent.env.check_class import CLASS_CHECKS, no_json
+from gspo_agent.env.check_class import CLASS_CHECKS
 from gspo_agent.env.contract import Env
 from gspo_agent.env.loading import EnvFactory, load_env
+from gspo_agent.env.plain_json import no_json
 from gspo_agent.env.spaces import is_message
 from gspo_agent.env.threads import run_sync
 from gspo_agent.env.tool_env import ToolEnv
@@ -26,6 +27,7 @@ from gspo_agent.messages import Message, ToolCall, assistant
 
 _SEED = 7
 _TEXT = "I do not know."
+_any_number = functools.partial(json.dumps, allow_nan=False)  # the runner makes floats of numpy's
 
 
 def check_env(env: Any, chat: ChatLike | None = None) -> list[str]:
@@ -131,7 +133,7 @@ class _Check:
             elif info_again != info:
                 self.breach("reset", f"info differs between two resets with the same seed: {info!r}, {info_again!r}")
             await self.end(twin)
-        if problem := no_json(env.tool_schemas):
+        if problem := no_json(env.tool_schemas, "tool_schemas"):
             self.breach("tools", f"the schemas are not JSON: {problem}")
         return sound
 
@@ -175,6 +177,8 @@ class _Check:
             env = await self.fresh()
             if not isinstance(env, ToolEnv) or not env.tool_schemas:
                 await self.state(env)
+                await self.later_state(env)
+                await self.end(env)
                 return
             wrong: Message = {
                 "role": "assistant",
@@ -234,8 +238,10 @@ class _Check:
             if state is None:
                 self.lost_level(env)
                 return
-            if not isinstance(state, bytes) and (problem := no_json(state)):
-                self.breach("state", f"get_state is neither JSON nor bytes: {problem}")
+            if not isinstance(state, bytes) and (problem := no_json(state, "state")):
+                self.breach(
+                    "state", f"get_state is neither JSON nor bytes: {problem}; set_state has to get what it returned"
+                )
                 return
             twin = self.make()
             await twin.aset_state(state)
@@ -244,6 +250,13 @@ class _Check:
             await self.end(twin)
             if isinstance(env, ToolEnv):
                 self.secrets(env, state)
+
+    async def later_state(self, env: Env) -> None:
+        """After a turn there may be something in the state that it did not begin with."""
+        if env.state_level in ("state", "handle"):
+            result: Any = await env.astep(assistant(_TEXT))
+            if isinstance(result, tuple) and len(result) == 5 and not (result[2] or result[3]):
+                await self.state(env)
 
     def lost_level(self, env: Env) -> None:
         if isinstance(env, ToolEnv) and env.state_problem:
@@ -291,14 +304,14 @@ class _Check:
             return False
         if not observation and not empty:
             self.breach(place, "the observation is empty, and the episode goes on; the policy would answer itself")
-        if problem := no_json(observation):
+        if problem := no_json(observation, "observation"):
             self.breach(place, f"the observation is not JSON: {problem}")
         return True
 
     def info(self, place: str, info: Any) -> None:
         if not isinstance(info, dict):
             self.breach(place, f"info is {info!r:.80}, not a dict")
-        elif problem := no_json(info):
+        elif problem := no_json(info, "info", _any_number):
             self.breach(place, f"info is not JSON: {problem}")
         else:
             for key in ("components", "metrics"):

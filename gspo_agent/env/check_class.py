@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from gspo_agent.env.contract import Env
+from gspo_agent.env.plain_json import no_json
 from gspo_agent.env.spaces import is_message
-from gspo_agent.env.state import NotEncodable, encode
 from gspo_agent.env.tool_env import ToolEnv
 from gspo_agent.errors import ToolError
 from gspo_agent.messages import Message
@@ -21,16 +20,6 @@ Breach = tuple[str, str]
 
 _LEVELS = ("state", "handle", "replay", "none")
 _ARGUMENTS = {"prompt": "task", "score": "task, answer"}
-
-
-def no_json(value: Any) -> str:
-    """Why `value` would not come back from JSON as it was; "" where it would."""
-    try:
-        encode(value)
-        same = json.loads(json.dumps(value, allow_nan=False)) == value
-    except (NotEncodable, TypeError, ValueError) as error:
-        return str(error)
-    return "" if same else "it changes on the way (a tuple, or a key that is no text)"
 
 
 def _hooks(kind: type[Env]) -> Iterator[Breach]:
@@ -73,7 +62,7 @@ def _tasks(kind: type[Env]) -> Iterator[Breach]:
     for number, task in enumerate(islice(given, 3) if given is not None else ()):
         if not isinstance(task, dict):
             yield "tasks", f"row {number} of 'train' is a {type(task).__name__}, not a dict"
-        elif problem := no_json(task):
+        elif problem := no_json(task, "task"):
             yield "tasks", f"row {number} of 'train' is not JSON: {problem}"
     if isinstance(given, Sequence) and not len(given):
         yield "tasks", "'train' is empty"

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from gspo_agent.env.plain_json import changes
 from gspo_agent.trajectory import Segment
 
 INLINE_BYTES = 64 * 1024
@@ -33,10 +34,15 @@ class State:
 
     @classmethod
     def of(cls, value: Any) -> State:
-        """Raises TypeError where the value is neither bytes nor JSON."""
+        """Raises TypeError where the value is neither bytes nor JSON, or has a number that JSON has not."""
         if isinstance(value, bytes | bytearray):
             return cls("bytes", bytes(value))
-        return cls("json", orjson.dumps(value))
+        data = orjson.dumps(value)
+        if b"null" in data and orjson.loads(data) != value:  # in C, unlike the search for the place
+            for part, line in changes(value, "state"):
+                if isinstance(part, float):
+                    raise TypeError(line)
+        return cls("json", data)
 
     @property
     def data(self) -> bytes:

@@ -197,6 +197,31 @@ def draws_itself(self: Any, task: Any) -> str:
     return str(random.random())
 
 
+class Forum(Env):
+    """Keeps its state itself; what is in it after a turn differs from one subclass to the other."""
+
+    later: Any = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.kept: dict[str, Any] = {"posts": [{"mean": 0.5, "by": None}]}
+        return [user("?")], {}
+
+    def step(self, action: Message) -> Any:
+        self.kept["posts"][0]["mean"] = self.later
+        return [user("!")], 0.0, False, False, {}
+
+    def get_state(self) -> Any:
+        return self.kept
+
+    def set_state(self, state: Any) -> None:
+        self.kept = state
+
+
+def forum(later: Any) -> Any:
+    return type("Broken", (Forum,), {"later": later})
+
+
 async def swallows(self: Any, action: Any) -> Any:
     return [user("hm")], 0.0, False, False, {}
 
@@ -227,6 +252,11 @@ async def swallows(self: Any, action: Any) -> Any:
         (plain(step=step_returning([], 0.0, True, False, {"components": {"a": "b"}})), r"step: info\['components'\]"),
         (plain(step=lambda self, action: {}["gold"]), r"step: Broken\.step: KeyError: 'gold'"),
         (plain(get_state=lambda self: {1: 2}, set_state=lambda self, state: None), "state: get_state is neither JSON"),
+        (forum(float("nan")), r"state: get_state .*: state\['posts'\]\[0\]\['mean'\] is nan, which comes back as None"),
+        (forum((1, 2)), r"state: get_state .*\['mean'\] is \(1, 2\), which comes back as \[1, 2\]"),
+        (forum({3: 4}), r"state: get_state .*\['mean'\] has the key 3, a int and no text"),
+        (forum(np.float64(1.5)), r"state: get_state .*\['mean'\] is np.float64\(1.5\), a float64: Type is not JSON"),
+        (forum({1, 2}), r"state: get_state .*\['mean'\] is \{1, 2\}, a set"),
         (shop(prompt=lambda self, task: task["no"]), r"reset: Broken\.prompt: KeyError: 'no'"),
         (shop(sample_task=Env.sample_task), r"reset: has no task of its own .*; write sample_task"),
         (shop(prompt=draws_itself), "reset: two instances with the same seed begin differently"),
@@ -250,6 +280,13 @@ async def swallows(self: Any, action: Any) -> Any:
 def test_each_breach_is_named_with_its_place_and_the_remedy(kind: Any, said: str) -> None:
     breaches = check_env(kind)
     assert any(re.search(f"^{said}", breach) for breach in breaches), breaches
+
+
+def test_a_state_that_comes_back_as_it_was_is_sound_and_so_are_numbers_of_numpy_in_an_info() -> None:
+    assert check_env(forum([0.5, None, 2**64 - 1, "\u00e9", {}])) == []
+    means = {"metrics": {"mean": np.float64(1.5)}}
+    assert check_env(plain(step=lambda self, action: ([], 0.0, True, False, json.loads(json.dumps(means))))) == []
+    assert check_env(plain(step=lambda self, action: ([], 0.0, True, False, {"metrics": dict(means["metrics"])}))) == []
 
 
 def test_a_shared_info_is_found_by_gymnasiums_own_checker() -> None:
