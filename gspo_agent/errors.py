@@ -13,6 +13,7 @@ GspoAgentError
 ├── LearnerError           the learner's own process has gone; stops the run
 ├── ToolError              shown to the model as the tool's result
 └── JournalError           the run directory is damaged or foreign
+    ├── CheckpointLost     a checkpoint is missing or damaged
     └── RunLocked          another process owns the run directory
 """
 
@@ -82,6 +83,10 @@ class ToolError(GspoAgentError):
 
 class JournalError(GspoAgentError):
     """The run directory is damaged or belongs to something else."""
+
+
+class CheckpointLost(JournalError):
+    """A checkpoint is missing, or is not what was saved; no setting and no other version could read it."""
 
 
 class RunLocked(JournalError):

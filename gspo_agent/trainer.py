@@ -23,7 +23,7 @@ from gspo_agent.engine.base import Weights
 from gspo_agent.engine.local import LocalEngine
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
-from gspo_agent.errors import ConfigError, JournalError
+from gspo_agent.errors import CheckpointLost, ConfigError, JournalError
 from gspo_agent.evaluate import evaluate_held_out
 from gspo_agent.interruption import Interruption
 from gspo_agent.learner import checkpoint
@@ -198,7 +198,8 @@ class Session:
         """The step of the newest checkpoint that can be read, and its weights in the learner; 0 before the first.
 
         Where the newest of all cannot be read, the steps after the one that can are forgotten: they are trained again
-        on the same groups. Raises JournalError where none can be read.
+        on the same groups. Where all are lost, that is every step, as long as the journal has them all. Raises
+        JournalError where none can be read otherwise.
         """
         problems: list[JournalError] = []
         for record in ledger.checkpoints():
@@ -224,8 +225,25 @@ class Session:
                 self.screen.note(f"step {record.step} is done already, and run.steps is {steps}: nothing more to train")
             return record.step
         if problems:
-            raise JournalError(f"{problems[0]}; no other checkpoint in {self.run.checkpoints} can be read either")
+            await self._begin_again(problems, ledger)
         return 0
+
+    async def _begin_again(self, problems: Sequence[JournalError], ledger: Ledger) -> None:
+        """Forgets every step, so that all are trained again from the model that the run began with."""
+        # Another machine or another version may read one that is whole.
+        whole = next((problem for problem in problems if not isinstance(problem, CheckpointLost)), None)
+        unreadable = f"{whole or problems[0]}; no other checkpoint in {self.run.checkpoints} can be read either"
+        if whole is not None:
+            raise JournalError(unreadable)
+        try:
+            await ledger.roll_back(0)
+        except JournalError as problem:
+            raise JournalError(f"{unreadable}, and {problem}") from None
+        self.screen.note(
+            "going on from the model that the run began with: every step is trained again from the journal, and "
+            "nothing of it is generated again",
+            "bold red",
+        )
 
     async def _stop(self, collector: Collector) -> None:
         self.screen.phase("stopping: writing down what is unfinished")

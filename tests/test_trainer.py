@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +18,7 @@ import pytest
 from gspo_agent import trainer
 from gspo_agent.config import Config
 from gspo_agent.env import ToolEnv, tool
-from gspo_agent.errors import ConfigError, EnvError, JournalError, RunLocked, TaskError
+from gspo_agent.errors import ConfigError, EnvError, RunLocked, TaskError
 from gspo_agent.evaluate import evaluate_held_out
 from gspo_agent.interruption import CUT
 from gspo_agent.messages import Message, assistant, call, tool_result, user
@@ -298,56 +296,6 @@ def test_every_mode_trains_to_the_end_and_measures_one_frozen_policy(
     assert audit(run.journal).breaches == ()
     ages = [metrics["staleness/max"] for _, metrics in run.steps()]
     assert max(ages) == 0 if mode == "sync" else max(ages) <= 3
-
-
-class Recorded(Screen):
-    """Keeps its notes."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.notes: list[str] = []
-
-    def note(self, text: str, style: str = "") -> None:
-        super().note(text, style)
-        self.notes.append(text)
-
-
-def damage(path: Path) -> None:
-    weights = next(path.glob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize("harm", [shutil.rmtree, damage])
-async def test_an_older_checkpoint_is_gone_on_from_where_the_newest_cannot_be_read(tmp_path: Path, harm: Any) -> None:
-    """The steps after it are trained again on the same groups: nothing is generated for them."""
-    kept = ("evaluation.episodes=0", "run.keep_checkpoints=2")
-    run = await trainer.train_async(config(tmp_path / "run", "run.steps=4", *kept))
-    before, sampled = leases(run), audit(run.journal).sampled_tokens
-    harm(run.checkpoints / "step-4")
-    again = config(tmp_path / "run", "run.steps=4", *kept)
-    screen = Recorded(again)
-    await trainer.train_async(again, screen=screen)
-    said = "\n".join(screen.notes)
-    assert re.search(r"checkpoint \S+step-4 ", said)
-    assert "going on from step-3 instead: what came after step 3 is trained again" in said
-    assert leases(run) == before
-    assert [step for step, _ in run.steps()] == [1, 2, 3, 4]
-    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-3", "step-4"]
-    result = audit(run.journal)
-    assert result.breaches == ()
-    assert run.status().groups["consumed"] == 8
-    # What is in flight goes on meanwhile; the groups of step 4 have what they had.
-    assert result.sampled_tokens >= sampled
-
-
-async def test_a_run_of_which_no_checkpoint_can_be_read_is_refused(tmp_path: Path) -> None:
-    run = await trainer.train_async(config(tmp_path / "run", "evaluation.episodes=0", "run.keep_checkpoints=2"))
-    shutil.rmtree(run.checkpoints / "step-2")
-    damage(run.checkpoints / "step-1")
-    steps = run.steps()
-    with pytest.raises(JournalError, match=r"step-2 does not exist.*no other checkpoint in .* can be read either"):
-        await trainer.train_async(config(tmp_path / "run", "evaluation.episodes=0", "run.steps=3"))
-    assert run.steps() == steps
 
 
 ROOT = Path(__file__).parents[1]

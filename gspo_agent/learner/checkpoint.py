@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gspo_agent.errors import JournalError, boundary
+from gspo_agent.errors import CheckpointLost, JournalError, boundary
 
 if TYPE_CHECKING:
     from gspo_agent.learner.learner import Learner
@@ -70,16 +70,17 @@ def _write(learner: Learner, root: Path, step: int, temporary: Path) -> str:
 def restore(learner: Learner, path: Path, digest: str | None = None) -> int:
     """Puts a checkpoint's weights and optimiser state into `learner`; returns its step.
 
-    Raises JournalError if the directory is missing, damaged, or not the one that `digest` names.
+    Raises CheckpointLost if the directory is missing, damaged, or not the one that `digest` names, and leaves `learner`
+    as it was; JournalError if it is whole and cannot be read all the same.
     """
     if not path.is_dir():
-        raise JournalError(f"checkpoint {path} does not exist, but the journal names it; restore it from a copy")
-    if digest is not None and (found := directory_digest(path)) != digest:
-        raise JournalError(
-            f"checkpoint {path} is not what was saved: its files hash to {found[:12]}, the journal says {digest[:12]}; "
-            "restore it from a copy"
-        )
+        raise CheckpointLost(f"checkpoint {path} does not exist, but the journal names it; restore it from a copy")
     with boundary(JournalError, f"checkpoint {path} cannot be read"):
+        if digest is not None and (found := directory_digest(path)) != digest:
+            raise CheckpointLost(
+                f"checkpoint {path} is not what was saved: its files hash to {found[:12]}, the journal says "
+                f"{digest[:12]}; restore it from a copy"
+            )
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
         learner.model.load_state_dict(model.state_dict())

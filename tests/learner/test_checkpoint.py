@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gspo_agent.config import LearnerConfig
-from gspo_agent.errors import JournalError
+from gspo_agent.errors import CheckpointLost, JournalError
 from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import Batch, make_batch
 from gspo_agent.learner.learner import Learner
@@ -79,7 +79,7 @@ def test_any_harm_to_any_file_is_refused_by_name_before_it_is_used(
     made = learner(model_path)
     saved = checkpoint.save(made, tmp_path, 1)
     harm(saved.path / name)  # type: ignore[operator]
-    with pytest.raises(JournalError, match="step-1 is not what was saved"):
+    with pytest.raises(CheckpointLost, match="step-1 is not what was saved"):
         checkpoint.restore(made, saved.path, saved.digest)
 
 
@@ -91,20 +91,24 @@ def test_an_added_file_or_another_checkpoint_is_refused_too(model_path: Path, tm
     assert checkpoint.directory_digest(saved.path) != saved.digest
     (saved.path / "tokenizer.jsom").rename(saved.path / "tokenizer.json")
     (saved.path / "extra").write_text("")
-    with pytest.raises(JournalError, match="is not what was saved"):
+    with pytest.raises(CheckpointLost, match="is not what was saved"):
         checkpoint.restore(made, saved.path, saved.digest)
-    with pytest.raises(JournalError, match=f"says {saved.digest[:12]}"):
+    with pytest.raises(CheckpointLost, match=f"says {saved.digest[:12]}"):
         checkpoint.restore(made, other.path, saved.digest)
 
 
 def test_a_missing_checkpoint_and_one_that_cannot_be_read_are_named(model_path: Path, tmp_path: Path) -> None:
     made = learner(model_path)
-    with pytest.raises(JournalError, match="step-4 does not exist"):
+    with pytest.raises(CheckpointLost, match="step-4 does not exist"):
         checkpoint.restore(made, tmp_path / "step-4", "00")
     saved = checkpoint.save(made, tmp_path, 5)
     (saved.path / "learner.pt").write_bytes(b"torn")
     with pytest.raises(JournalError, match="step-5 cannot be read"):
         checkpoint.restore(made, saved.path)
+    whole = checkpoint.directory_digest(saved.path)
+    with pytest.raises(JournalError, match="step-5 cannot be read") as unreadable:
+        checkpoint.restore(made, saved.path, whole)
+    assert type(unreadable.value) is JournalError
 
 
 def test_saving_a_step_again_replaces_it_and_clears_what_a_kill_left(
