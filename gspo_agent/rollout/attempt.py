@@ -14,10 +14,11 @@ from gspo_agent.env import Env, EnvFactory
 from gspo_agent.errors import ConfigError, JournalError, StateLost, cause_of, is_fault
 from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.episode import run_episode
-from gspo_agent.rollout.events import Begun, Ended, fold
-from gspo_agent.rollout.journal import Journal, read_events
+from gspo_agent.rollout.events import Begun, Ended
+from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, OpenGroup, Settled, Slot
 from gspo_agent.rollout.prompts import SharedPrompts
+from gspo_agent.rollout.recall import Recall
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.restore import rebuild
 from gspo_agent.trajectory import Status, Trajectory
@@ -62,6 +63,7 @@ class Attempts:
     ) -> None:
         self._journal, self._ledger, self._chat = journal, ledger, SharedPrompts(chat)
         self._engine, self._config, self._clock = engine, config, clock
+        self._recall = Recall(journal)
         self.active: dict[int, JournalRecorder] = {}
         """Slot id -> its recorder."""
         self.leaving = False
@@ -127,9 +129,7 @@ class Attempts:
 
     async def _recorder(self, group: OpenGroup, slot: Slot) -> JournalRecorder:
         if slot.running:
-            blobs = self._journal.blobs
-            events = await self._journal.transact(lambda c: read_events(c, slot.id, blobs))
-            return JournalRecorder(self._journal, self._ledger, slot, fold(slot.trajectory(), events))
+            return JournalRecorder(self._journal, self._ledger, slot, await self._recall.episode(slot))
         recorder = JournalRecorder(self._journal, self._ledger, slot)
         recorder.record(Begun(slot.seed, group.spec, slot.attempt, self._journal.life))
         return recorder

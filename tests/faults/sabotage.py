@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gspo_agent import trainer
-from gspo_agent.rollout import attempt, lock
+from gspo_agent.rollout import lock, recall
 from gspo_agent.rollout.events import Sampled
 from gspo_agent.rollout.ledger import Ledger
 from gspo_agent.rollout.recorder import JournalCallLog, JournalRecorder
@@ -31,13 +31,13 @@ def repeat_calls() -> None:
 
 def forget_tokens() -> None:
     """What was sampled last before a kill is not read back."""
-    read: Any = attempt.read_events
+    read: Any = recall.read_events
 
     def forgetful(*args: Any) -> Any:
         events = read(*args)
         return events[:-1] if events and isinstance(events[-1], Sampled) else events
 
-    _put(attempt, "read_events", forgetful)
+    _put(recall, "read_events", forgetful)
 
 
 def unbounded_requests() -> None:

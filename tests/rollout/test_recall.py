@@ -1,0 +1,107 @@
+"""What is asked for together is read together, and nobody's damage is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gspo_agent.errors import JournalError
+from gspo_agent.rollout.events import Begun, Episode, Observed, Sampled
+from gspo_agent.rollout.groups import Slot
+from gspo_agent.rollout.journal import Journal
+from gspo_agent.rollout.recall import Recall
+from gspo_agent.trajectory import Segment
+
+SLOTS = [Slot(number, 1, number - 1, 0, 10 * number, running=True) for number in (1, 2, 3)]
+
+
+@pytest.fixture
+def journal(fast_path: Path) -> Iterator[Journal]:
+    with Journal.open(fast_path / "journal.sqlite") as journal:
+        for slot in SLOTS:
+            segment = Segment([slot.id, 5], "policy", [-1.0, -2.0], 1_000_000)
+            journal.append(slot.id, Begun(slot.seed, "shop", 0, 1))
+            journal.append(slot.id, Observed(0, [{"role": "user", "content": "hi"}], [7, 8, 9]))
+            journal.append(slot.id, Sampled(0, 3, [segment], "r", None))
+        journal.flush()
+        yield journal
+
+
+async def test_episodes_asked_for_together_are_read_in_one_transaction(journal: Journal) -> None:
+    recall, before = Recall(journal), journal.commits
+    episodes = await asyncio.gather(*map(recall.episode, SLOTS))
+    assert journal.commits == before + 1
+    for slot, episode in zip(SLOTS, episodes, strict=True):
+        assert episode.trajectory.id == slot.trajectory().id
+        assert episode.trajectory.token_ids().tolist() == [7, 8, 9, slot.id, 5]
+    again = await recall.episode(SLOTS[0])
+    assert again is not episodes[0]
+    assert again.trajectory.token_ids().tolist() == [7, 8, 9, 1, 5]
+
+
+async def test_a_damaged_event_is_named_to_its_own_slot_and_the_others_come_back(journal: Journal) -> None:
+    damage = "UPDATE events SET logprobs = x'00000000' WHERE slot = 2 AND kind = 'sampled'"
+    await journal.transact(lambda connection: connection.execute(damage))
+    found = await asyncio.gather(*map(Recall(journal).episode, SLOTS), return_exceptions=True)
+    assert [type(each) for each in found] == [Episode, JournalError, Episode]
+    assert "event 6 (sampled) of slot 2 is damaged" in str(found[1])
+
+
+async def test_whoever_stops_waiting_costs_the_others_nothing(journal: Journal) -> None:
+    recall = Recall(journal)
+    tasks = [asyncio.create_task(recall.episode(slot)) for slot in SLOTS]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(each) for each in found] == [Episode, asyncio.CancelledError, Episode]
+
+
+async def test_a_journal_that_failed_is_told_to_everyone(journal: Journal) -> None:
+    journal.close()
+    found = await asyncio.gather(*map(Recall(journal).episode, SLOTS), return_exceptions=True)
+    assert [str(each) for each in found] == [f"{journal.path} is closed"] * 3
+
+
+async def test_the_garbage_collector_rests_until_all_who_were_woken_wait_again(journal: Journal) -> None:
+    recall, rests = Recall(journal), []
+
+    async def go_on(slot: Slot) -> None:
+        await recall.episode(slot)
+        rests.append(not gc.isenabled())
+        await asyncio.sleep(0)
+        rests.append(not gc.isenabled())
+
+    assert gc.isenabled()
+    await asyncio.gather(*map(go_on, SLOTS))
+    assert rests == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_the_garbage_collector_is_left_as_it_was(journal: Journal, enabled: bool) -> None:
+    try:
+        if not enabled:
+            gc.disable()
+        await Recall(journal).episode(SLOTS[0])
+        await asyncio.sleep(0)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
+def test_an_event_loop_that_ends_too_early_leaves_the_garbage_collector_at_work(journal: Journal) -> None:
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(Recall(journal).episode(SLOTS[0]))
+    for _ in range(2):  # asked, and given to the writer; nothing hears of the answer
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    assert not gc.isenabled()
+    task.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    journal.flush()
+    assert gc.isenabled()
