@@ -193,8 +193,9 @@ class Env(gymnasium.Env[Observation, Message]):
     def destroy_leftovers(cls, run_id: str, living: Collection[str], **options: Any) -> Any:
         """Destroys what dead processes of this run left outside: containers, subprocesses, directories. Optional.
 
-        Called once whenever a run starts, before any episode begins or goes on; may be async. What an environment makes
-        outside is best named after `run_id` and `episode_id`, so that it is found here.
+        Called once whenever a run starts, before any episode begins or goes on, which waits five minutes for it at
+        most; may be async. What an environment makes outside is best named after `run_id` and `episode_id`, so that it
+        is found here.
 
         Args:
             living: Ids of the episodes of the run that will go on, in whatever environment. At the level "handle"

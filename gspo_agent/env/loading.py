@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import importlib
 import inspect
+import logging
 import os
 import random
 import sys
@@ -28,7 +30,9 @@ from gspo_agent.errors import ConfigError, EnvError, boundary
 from gspo_agent.messages import Message
 from gspo_agent.quota import Quota
 
+_log = logging.getLogger(__name__)
 GROUP = "gspo_agent.envs"
+LEFTOVERS_SECONDS = 300.0
 _NUM_SEEDS = {"train": 100_000, "test": 10_000}
 _FIRST_SEED = {"train": 0, "test": 1_000_000}
 
@@ -133,14 +137,25 @@ class EnvFactory:
         if self._shared is not None:
             await self._shared.get()
 
-    async def destroy_leftovers(self, run_id: str, living: Collection[str]) -> None:
-        """What the environment's own hook of that name does, in a thread where it is synchronous."""
+    async def destroy_leftovers(self, run_id: str, living: Collection[str], seconds: float = LEFTOVERS_SECONDS) -> None:
+        """What the environment's own hook of that name does, in a thread where it is synchronous.
+
+        Nobody waits longer than `seconds` for it: what it has not destroyed by then is left to the next start.
+        """
         if self._ours is None:
             return
         hook = self._ours.destroy_leftovers
-        with boundary(EnvError, f"{self.config.id}: destroy_leftovers"):
-            call = functools.partial(hook, run_id, living, **accepted(hook, self.config.options))
-            await (call() if inspect.iscoroutinefunction(hook) else Lane().run(call))
+        try:
+            async with asyncio.timeout(seconds):
+                with boundary(EnvError, f"{self.config.id}: destroy_leftovers"):
+                    call = functools.partial(hook, run_id, living, **accepted(hook, self.config.options))
+                    await (call() if inspect.iscoroutinefunction(hook) else Lane().run(call))
+        except TimeoutError:
+            _log.warning(
+                "%s: destroy_leftovers takes longer than %g s; the run begins without it. See what hangs there, and "
+                "destroy by hand what belongs to run %s and to none of its episodes",
+                self.config.id, seconds, run_id,
+            )  # fmt: skip
 
     async def aclose(self, seconds: float = CLOSE_SECONDS) -> None:
         """Closes what the episodes shared; nobody waits longer than `seconds` for it."""

@@ -74,3 +74,31 @@ async def test_leftovers_that_cannot_be_destroyed_are_told() -> None:
 
     with pytest.raises(EnvError, match="pool: destroy_leftovers: OSError: no daemon"):
         await EnvFactory(EnvConfig(id="pool"), Untidy).destroy_leftovers("r", [])
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_run_does_not_wait_for_ever_for_leftovers(asynchronous: bool, caplog: pytest.LogCaptureFixture) -> None:
+    go = threading.Event()
+
+    async def hang(cls: Any, run_id: str, living: Collection[str]) -> None:
+        await asyncio.sleep(3600)
+
+    def stick(cls: Any, run_id: str, living: Collection[str]) -> None:
+        go.wait()
+
+    kind: Any = type("Hanging", (Pool,), {"destroy_leftovers": classmethod(hang if asynchronous else stick)})
+    async with asyncio.timeout(20):
+        await EnvFactory(EnvConfig(id="pool"), kind).destroy_leftovers("r", [], seconds=0.01)
+    go.set()
+    assert "pool: destroy_leftovers takes longer than 0.01 s; the run begins without it" in caplog.text
+
+
+async def test_a_timeout_of_the_hook_itself_is_its_fault() -> None:
+    class Late(Pool):
+        @classmethod
+        async def destroy_leftovers(cls, run_id: str, living: Collection[str], **options: Any) -> None:
+            async with asyncio.timeout(0):
+                await asyncio.sleep(3600)
+
+    with pytest.raises(EnvError, match="pool: destroy_leftovers: TimeoutError"):
+        await EnvFactory(EnvConfig(id="pool"), Late).destroy_leftovers("r", [])
