@@ -7,7 +7,8 @@ when it hits is decided by the machine, except where a process dies at a named s
 
     python -m tests.campaign --faults 10 --train examples/math.toml run.dir=/tmp/campaign
 
-kills a real training run (a process that starts in seconds, with everything in it) at random moments instead.
+kills a real training run (a process that starts in seconds, with everything in it) at random moments instead; with
+rollout.mode=async, half of the kills are of the learner's own process.
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -18,9 +21,10 @@ import pytest
 from gspo_agent import trainer
 from gspo_agent.config import Config
 from gspo_agent.env import ToolEnv, tool
-from gspo_agent.errors import ConfigError, EnvError, RunLocked, TaskError
+from gspo_agent.errors import ConfigError, EnvError, LearnerError, RunLocked, TaskError
 from gspo_agent.evaluate import evaluate_held_out
 from gspo_agent.interruption import CUT
+from gspo_agent.learner.process import LearnerProcess
 from gspo_agent.messages import Message, assistant, call, tool_result, user
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout import export
@@ -275,6 +279,45 @@ async def test_steps_that_no_checkpoint_covered_are_trained_again_on_the_same_gr
     assert [lease for lease in leases(run) if lease[0] <= 2] == before
     assert run.status().groups["consumed"] == 4
     assert audit(run.journal).breaches == ()
+
+
+@pytest.mark.parametrize(
+    "call", ["step", pytest.param("save", marks=pytest.mark.slow), pytest.param("weights", marks=pytest.mark.slow)]
+)
+async def test_a_killed_learner_ends_the_run_by_name_and_the_next_start_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It dies with a call of the trainer's in its hands, while episodes are being sampled."""
+    calls: list[str] = []
+
+    class Mortal(LearnerProcess):
+        def _ask(self, function: Any, *arguments: Any, **how: Any) -> Any:
+            calls.append(function.__name__)
+            if calls.count(names[call]) == deaths[call]:
+                os.kill(self.pid, signal.SIGSTOP)
+                threading.Timer(0.2, os.kill, (self.pid, signal.SIGKILL)).start()
+            return super()._ask(function, *arguments, **how)
+
+    names = {"step": "step", "save": "save", "weights": "_parameters"}
+    deaths = {"step": 4, "save": 2, "weights": 5}  # of step 4: the last checkpoint is of step 2, or being made
+    rare = ("rollout.mode=async", "run.steps=6", "run.checkpoint_every=2", "evaluation.episodes=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "LearnerProcess", Mortal)
+        with pytest.raises(
+            LearnerError, match=r"learner's process \(pid \d+\) ended with status -9.*same command again"
+        ):
+            await trainer.train_async(config(tmp_path / "run", *rare))
+    run = Run(tmp_path / "run")
+    leased = leases(run)
+    # Weights are asked for once at the start, and after each commit.
+    assert len(run.steps()) == {"step": 3, "save": 3, "weights": 4}[call]
+    assert max(leased)[0] == 4
+    await trainer.train_async(config(tmp_path / "run", *rare))
+    assert leases(run)[: len(leased)] == leased
+    assert [step for step, _ in run.steps()] == [1, 2, 3, 4, 5, 6]
+    result = audit(run.journal)
+    assert (result.breaches, result.lives) == ((), 2)
+    assert run.status().groups["consumed"] == 12
 
 
 @pytest.mark.parametrize("mode", ["sync", "carry_over", "async"])
