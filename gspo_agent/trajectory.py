@@ -98,14 +98,14 @@ class Segment:
 
     def of_turn(self, turn: int) -> Segment:
         """The same tokens as a part of `turn`; shares the arrays."""
-        if self.turn == turn:
-            return self
+        return self if self.turn == turn else self._with(turn=turn)
+
+    def _with(self, **fields: Any) -> Segment:
         # Past __init__, because what was checked once need not be checked again.
-        moved, put = object.__new__(Segment), object.__setattr__
+        made, put = object.__new__(Segment), object.__setattr__
         for name in Segment.__slots__:
-            put(moved, name, getattr(self, name))
-        put(moved, "turn", turn)
-        return moved
+            put(made, name, fields[name] if name in fields else getattr(self, name))
+        return made
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -124,15 +124,16 @@ class Segment:
         )
 
     def join(self, other: Segment) -> Segment:
-        return Segment(
-            np.concatenate([self.token_ids, other.token_ids]),
-            self.author,
-            None
-            if self.logprobs is None or other.logprobs is None
-            else np.concatenate([self.logprobs, other.logprobs]),
-            self.weight_version,
-            self.turn,
-            {name: np.concatenate([values, other.extras[name]]) for name, values in self.extras.items()},
+        """Both as one. Raises ValueError where `other` does not continue this."""
+        if not other.continues(self):
+            raise ValueError(f"{other!r} does not continue {self!r}")
+        logprobs = None
+        if self.logprobs is not None and other.logprobs is not None:
+            logprobs = np.concatenate([self.logprobs, other.logprobs])
+        return self._with(
+            token_ids=np.concatenate([self.token_ids, other.token_ids]),
+            logprobs=logprobs,
+            extras={name: np.concatenate([values, other.extras[name]]) for name, values in self.extras.items()},
         )
 
 

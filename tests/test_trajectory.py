@@ -39,6 +39,19 @@ def test_a_segment_moved_to_a_turn_is_the_same_in_all_else() -> None:
     assert moved.of_turn(2) is moved
 
 
+def test_segments_are_joined_whole_and_only_where_one_continues_the_other() -> None:
+    first = Segment([5, 6], "policy", [-0.1, -2.0], 1000003, 1, {"entropy": np.array([1.0, 2.0])})
+    both = first.join(Segment([7], "policy", [-0.5], 1000003, 1, {"entropy": np.array([3.0])}))
+    assert (both.token_ids.tolist(), both.author, both.weight_version, both.turn) == ([5, 6, 7], "policy", 1000003, 1)
+    assert both.logprobs is not None
+    assert both.logprobs.tolist() == np.array([-0.1, -2.0, -0.5], np.float32).tolist()
+    assert both.extras["entropy"].tolist() == [1.0, 2.0, 3.0]
+    assert (both.token_ids.dtype, both.logprobs.dtype) == (np.int32, np.float32)
+    for other in (Segment([7], turn=1), sampled([7], version=1000004, turn=1), sampled([7], version=1000003)):
+        with pytest.raises(ValueError, match="does not continue"):
+            first.join(other)
+
+
 def test_adjacent_segments_that_agree_are_merged_and_others_are_not() -> None:
     trajectory = Trajectory(0, 0, 0, seed=1)
     for segment in (

@@ -77,7 +77,10 @@ class Engine(Protocol):
         ...
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
-        """Continues `token_ids`. Waits while the engine is paused. Raises EngineError, never returns a guess."""
+        """Continues `token_ids`, which nobody else changes; where they go into JSON, take `list(token_ids)`.
+
+        Waits while the engine is paused. Raises EngineError, never returns a guess.
+        """
         ...
 
     async def abort(self, request_id: str) -> None:

@@ -59,7 +59,7 @@ def decode_generator(data: Any) -> np.random.Generator | None:
     if data is None:
         return None
     state = decode(data)
-    bits = getattr(np.random, state["bit_generator"])()
+    bits = getattr(np.random, state["bit_generator"])(0)  # seeded, or it would ask the system for entropy
     bits.state = state
     return np.random.Generator(bits)
 

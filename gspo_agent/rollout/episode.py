@@ -199,7 +199,7 @@ class _Player:
     def _parsed(self, segments: Sequence[Segment]) -> Message:
         """The turn that these last tokens finish."""
         episode = self.recorder.episode
-        turn_ids = episode.token_ids[episode.turn_start :]
+        turn_ids = episode.token_ids[episode.turn_start :].tolist()
         for segment in segments:
             turn_ids += segment.token_ids.tolist()
         return self.chat.parse(turn_ids, episode.tools)
@@ -213,7 +213,9 @@ class _Player:
             abort = self.engine.abort
             alarm = self.clock.alarm(self._wall_left(), lambda: loop.create_task(_quietly(abort(request_id))))
         try:
-            return request_id, await self.engine.generate(recorder.episode.token_ids, sampling, request_id=request_id)
+            # A copy: an array that somebody still looks into could not grow.
+            prompt = recorder.episode.token_ids[:]
+            return request_id, await self.engine.generate(prompt, sampling, request_id=request_id)
         finally:
             recorder.request_id = ""
             if alarm is not None:
@@ -248,7 +250,7 @@ class _Player:
         if not over and self._cannot_fit(messages):
             return self._end_at(StopReason.CONTEXT_TOKENS)
         if not over:
-            tail = self.chat.extend(episode.token_ids, episode.turn_start, messages, episode.tools)
+            tail = self.chat.extend(episode.token_ids[:], episode.turn_start, messages, episode.tools)
         components, metrics = _shown(info)
         state = SAME if over else await recorder.snapshot(env)
         recorder.record(
@@ -311,7 +313,7 @@ class _Player:
         episode = self.recorder.episode
         assert episode.action is not None
         if episode.redacted:
-            action = self.chat.parse(episode.token_ids[episode.turn_start :], episode.tools)
+            action = self.chat.parse(episode.token_ids[episode.turn_start :].tolist(), episode.tools)
             if self.env.redact(action) != episode.action:
                 raise EnvError("a turn with secret values reads otherwise than in the life that sampled it")
             episode.action, episode.redacted = action, False

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from gspo_agent.config import Limits, RolloutConfig
@@ -152,6 +153,23 @@ async def test_the_engine_is_never_asked_for_more_than_the_context_holds() -> No
     await run_episode(trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 0, "b": 0}, limits=Limits())
     assert trajectory.stop_reason == "context_tokens"
     assert engine.asked <= 500
+
+
+async def test_what_an_engine_keeps_of_its_prompts_stays_as_it_was_and_holds_up_no_episode() -> None:
+    class Keeper(ScriptedEngine):
+        views: ClassVar[list[Any]] = []
+
+        async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
+            self.views.append((np.asarray(token_ids, np.int32), list(token_ids)))
+            return await super().generate(token_ids, sampling, request_id=request_id)
+
+    engine = Keeper(shopper)
+    trajectory = Trajectory(1, 0, 0, seed=5)
+    await run_episode(trajectory, env=Shop(), chat=CHAT, engine=engine, task={"a": 1, "b": 2}, limits=Limits())
+    assert trajectory.status is Status.TERMINATED, trajectory.stop_reason
+    assert len(engine.views) > 2
+    for view_then, prompt in engine.views:
+        assert view_then.tolist() == prompt == trajectory.token_ids()[: len(prompt)].tolist()
 
 
 class Strict(ScriptedEngine):

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def plain(value: Any) -> Any:
         return value.token_ids.tolist(), value.author, logprobs, value.weight_version, value.turn, extras
     if isinstance(value, State):
         return value.form, value.value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | array):
         return [plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
         return type(value).__name__, {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
@@ -256,6 +257,10 @@ def test_a_damaged_row_is_named(fast_path: Path) -> None:
         journal.submit(lambda c: c.execute("UPDATE events SET logprobs = x'00000000'")).result(5)
         with pytest.raises(JournalError, match=r"event 1 \(sampled\) of slot 5 is damaged"):
             journal.submit(lambda c: read_events(c, 5, journal.blobs)).result(5)
+        journal.append(6, Observed(0, [], [1, 2, 3]))
+        journal.submit(lambda c: c.execute("UPDATE events SET token_ids = x'01000000ff' WHERE slot = 6")).result(5)
+        with pytest.raises(JournalError, match=r"event 2 \(observed\) of slot 6 is damaged"):
+            journal.submit(lambda c: read_events(c, 6, journal.blobs)).result(5)
 
 
 async def test_a_full_disk_surfaces_and_nothing_goes_on(fast_path: Path) -> None:
