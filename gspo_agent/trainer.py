@@ -7,7 +7,6 @@ between any two of them leaves a run that the same command continues.
 from __future__ import annotations
 
 import asyncio
-import gc
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources, tokenizer_digest
-from gspo_agent.background import off_loop
+from gspo_agent.background import off_loop, rare_collections
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
 from gspo_agent.engine.base import Weights
@@ -132,7 +131,7 @@ class Session:
             leaving.push_async_callback(self._stop, collector)
             self.pulse.watch(collector, engine)
             screen.watch(collector.progress, engine.stats, self.pulse.concerns)
-            gc.freeze()  # what is loaded by now stays; no collection needs to walk it again
+            leaving.enter_context(rare_collections())
             await publish(await self._weights(learner, step), engine)
             await self._evaluate(step, chat, engine)
             await collector.start(step)
