@@ -67,8 +67,12 @@ class Call:
         return tool_result(content, name=self.tool.name, call_id=self.reply_id, outcome=outcome)
 
 
-def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall) -> Call | Message:
-    """Checks one call; what is wrong with it is told to the model."""
+def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall, *, at_rest: bool) -> Call | Message:
+    """Checks one call; what is wrong with it is told to the model.
+
+    Args:
+        at_rest: Nothing of an author's own runs between calls, or between the last one and the answer.
+    """
     function: Mapping[str, Any] = call.get("function") or {}
     name, reply_id = as_text(function.get("name") or ""), call.get("id") or id
     secrets: tuple[str, ...] = ()
@@ -86,8 +90,8 @@ def prepare(env: ToolEnv, tools: Mapping[str, Tool], id: str, call: ToolCall) ->
         said = redact(as_text(f"Error: {error}"), secrets)
         return tool_result(said, name=name, call_id=reply_id, outcome="error")
     shown = redact(arguments, secrets, tool.secrets) if tool.secrets else arguments
-    # A final call is followed by the score, parallel ones by each other, and an author's state code has its own thread.
-    at_rest = not tool.final and not tool.parallel and type(env)._save is None
+    # A final call is followed by the score, parallel ones by each other.
+    at_rest = at_rest and not tool.final and not tool.parallel
     return Call(id, reply_id, tool, kwargs, CallMeta(name, shown, tool.idempotent, secrets, env.turn_at(name), at_rest))
 
 

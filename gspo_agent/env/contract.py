@@ -85,6 +85,8 @@ class Env(gymnasium.Env[Observation, Message]):
     """Call ids are f"{episode_id}/{turn}/{position}"."""
     known_task: dict[str, Any] | None
     """Set by a runner that keeps the task of this episode: the state may leave it out, and set_state find it here."""
+    known_turn: int | None
+    """As known_task: how many steps were answered when this instance was told its episode."""
     score_seconds: float | None
     """Set by the runner: how long one score may take."""
     tool_schemas: list[dict[str, Any]]
@@ -103,7 +105,7 @@ class Env(gymnasium.Env[Observation, Message]):
         self = super().__new__(cls)
         self.call_log = CallLog()
         self.run_id = self.episode_id = ""
-        self.known_task = self.score_seconds = None
+        self.known_task = self.known_turn = self.score_seconds = None
         self.tool_schemas = []
         self.tainted = False
         self.reward_weights = None

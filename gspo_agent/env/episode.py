@@ -7,13 +7,16 @@ import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gspo_agent.env.given import Given
 from gspo_agent.env.shared import Shared
 from gspo_agent.env.state import GeneratorEncoder
 from gspo_agent.env.threads import run_sync
 from gspo_agent.tools import Tool
+
+_FIXED = frozenset({str, int, float, bool, bytes, type(None)})
+_EMPTY = frozenset({dict, list})
 
 
 @dataclass(slots=True)
@@ -40,6 +43,40 @@ class Episode:
     """The author's own get_state or set_state is running, so that super() in it means the attributes."""
     last_good: dict[str, Any] | None = None
     """The snapshot before the call that tainted the instance."""
+    last: Snapshot | None = None
+
+    def place(self, known_turn: int | None) -> dict[str, Any]:
+        """Where it stands; without the turn, where the runner knows that."""
+        return {"done": self.done} if known_turn is not None else {"turn": self.turn, "done": self.done}
+
+
+class Snapshot(NamedTuple):
+    """A state, and what it was made from, as far as that shows by itself whether it is still the same."""
+
+    fixed: dict[str, Any]
+    generator: Any
+    place: dict[str, Any]
+    value: dict[str, Any]
+
+    def holds(self, fixed: dict[str, Any] | None, generator: Any, place: dict[str, Any]) -> bool:
+        return (
+            fixed is not None
+            and self.generator is generator
+            and self.place == place
+            and self.fixed.keys() == fixed.keys()
+            and all([value is self.fixed[name] for name, value in fixed.items()])  # noqa: C419 (few, and often)
+        )
+
+
+def fixed_values(attributes: dict[str, Any]) -> dict[str, Any] | None:
+    """The attributes where each is the same as long as it is the same object; None where one could change inside.
+
+    An empty container counts: where it is empty still, or again, it is as it was.
+    """
+    for value in attributes.values():
+        if type(value) not in _FIXED and (type(value) not in _EMPTY or value):
+            return None
+    return attributes
 
 
 def once(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ import gymnasium
 
 from gspo_agent.env.calls import answer, prepare, step_id
 from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
-from gspo_agent.env.episode import Episode, once, quietly
+from gspo_agent.env.episode import Episode, Snapshot, fixed_values, once, quietly
 from gspo_agent.env.given import Given
 from gspo_agent.env.options import check_names
 from gspo_agent.env.redaction import redact_message
@@ -152,7 +152,9 @@ class ToolEnv(Env):
             step = step_id(self, episode.turn)
             ids = [f"{step}/{position}" for position in range(len(calls))]
             tools = episode.tools or {}
-            prepared = [prepare(self, tools, id, call) for id, call in zip(ids, calls, strict=True)]
+            # An author's state code has its own thread, and his own step may do anything around this one.
+            rest = type(self)._save is None and type(self).astep is ToolEnv.astep
+            prepared = [prepare(self, tools, id, call, at_rest=rest) for id, call in zip(ids, calls, strict=True)]
             messages, final = await answer(self, prepared)
         # Only now: a step that is run again after a crash must give its calls the same ids.
         episode.turn += 1
@@ -194,12 +196,9 @@ class ToolEnv(Env):
         episode = self.__episode
         if episode.keeping:
             return encode(self._changed(), "self", episode.given)
-        kept = episode.last_good if self.tainted else self._snapshot()
-        if kept is None:
-            return None
-        tools = {} if type(self).tools is ToolEnv.tools else {"tool_schemas": self.tool_schemas}
-        task = {"task": episode.task_json} if episode.given is None else {}
-        return {**task, "turn": episode.turn, "done": episode.done, **kept, **tools}
+        if not self.tainted:
+            return self._snapshot()
+        return None if episode.last_good is None else episode.last_good | episode.place(self.known_turn)
 
     def set_state(self, state: Any) -> None:
         episode = self.__episode
@@ -213,7 +212,8 @@ class ToolEnv(Env):
             raise EnvError(f"{type(self).__name__}: the state leaves the task out; set known_task before set_state")
         else:
             episode.task, episode.given = self.known_task, Given(self.known_task)
-        episode.turn, episode.done, episode.open, episode.ready = state["turn"], state["done"], True, True
+        episode.turn = state.get("turn", self.known_turn or 0)
+        episode.done, episode.open, episode.ready = state["done"], True, True
         load, saved = type(self)._load, decode(state["attributes"], episode.given)
         if load is None:
             self._bind(saved)
@@ -240,17 +240,27 @@ class ToolEnv(Env):
         return redact_message(message, names, self) if names else message
 
     def _snapshot(self) -> dict[str, Any] | None:
-        """Attributes and generator as JSON; None, and the level "none", where one of them has no such form."""
+        """The state, as the same object while it is seen to be the same; None, and the level "none", without one."""
         episode, save = self.__episode, type(self)._save
         try:
-            if episode.task_json is None and episode.given is None:
-                episode.task_json = encode(episode.task, "task")
+            generator = episode.generator.encode(self._np_random)
+            place = episode.place(self.known_turn)
+            changed = self._changed() if save is None else None
+            fixed = None if changed is None else fixed_values(changed)
+            if episode.last is not None and episode.last.holds(fixed, generator, place):
+                return episode.last.value
             if save is None:
-                saved = encode(self._changed(), "self", episode.given)
+                saved = encode(changed, "self", episode.given)
             else:
                 with self._keeping("get_state"):
                     saved = encode(save(self), "get_state()", episode.given)
-            return {"attributes": saved, "np_random": episode.generator.encode(self._np_random)}
+            value = {**place, "attributes": saved, "np_random": generator}
+            if episode.given is None:
+                value["task"] = episode.task_json = episode.task_json or encode(episode.task, "task")
+            if type(self).tools is not ToolEnv.tools:
+                value["tool_schemas"] = self.tool_schemas
+            episode.last = None if fixed is None else Snapshot(fixed, generator, place, value)
+            return value
         except NotEncodable as problem:
             self.state_level, self.state_problem = "none", str(problem)
             return None

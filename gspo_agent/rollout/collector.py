@@ -33,6 +33,7 @@ __all__ = ["Collector", "Progress", "Source"]
 _log = logging.getLogger(__name__)
 _FIRST_BACK_OFF, _LONGEST_BACK_OFF = 0.5, 30.0  # seconds
 _ABORT_SECONDS, _CUT_SECONDS, _CANCEL_SECONDS = 0.3, 0.5, 0.5  # within the two seconds that `stop` may take
+_AT_ONCE = 64  # groups that are created with one transaction, at most
 _LOOK_SECONDS = 0.1  # between two looks at who is still inside a tool
 
 
@@ -288,8 +289,8 @@ class Collector:
         while not self._stopping:
             await self._topping_up.wait()
             self._topping_up.clear()
-            while not self._stopping and self._missing() > 0:
-                self._queue([await self._create()])
+            while not self._stopping and (missing := self._missing()) > 0:
+                self._queue(await self._create(min(missing, _AT_ONCE)))
 
     def _missing(self) -> int:
         """Groups to create: those in flight, and those ready that will not be filtered, count."""
@@ -300,18 +301,18 @@ class Collector:
         useful = len(self._ready) - min(flat, self._max_filtered)
         return math.ceil(self._demand * ahead) - useful - len(self._open)
 
-    async def _create(self) -> OpenGroup:
+    async def _create(self, number: int = 1) -> list[OpenGroup]:
+        return await self._ledger.create_groups([self._next_group() for _ in range(number)])
+
+    def _next_group(self) -> NewGroup:
         # The source that is furthest behind its share; the cursors are in the journal, so a restart decides alike.
         number = min(range(len(self._sources)), key=lambda n: (self._cursors.get(n, 0) + 1) / self._sources[n].weight)
         source, cursor, config = self._sources[number], self._cursors.get(number, 0), self._config
-        group = await self._ledger.create_group(
-            NewGroup(
-                number, cursor, source.factory.config.id, source.tasks.task(cursor), config.group_size,
-                config.max_attempts, config.min_group, self._seed,
-            )
-        )  # fmt: skip
         self._cursors[number] = cursor + 1
-        return group
+        return NewGroup(
+            number, cursor, source.factory.config.id, source.tasks.task(cursor), config.group_size,
+            config.max_attempts, config.min_group, self._seed,
+        )  # fmt: skip
 
     def _queue(self, groups: Sequence[OpenGroup]) -> None:
         for group in groups:

@@ -142,7 +142,7 @@ class Begun:
         pass
 
     def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
-        # The task is in the row of the group, once for all its episodes.
+        # The task is in the row of the group.
         return (self.kind, orjson.dumps([self.seed, self.spec, self.attempt, self.life]), *_NO_BYTES), NO_BLOBS
 
     @classmethod
@@ -199,14 +199,10 @@ class Observed:
         data: dict[str, Any] = {"step": self.step, "messages": self.messages, "seconds": self.seconds}
         if self.reward:
             data["reward"] = self.reward
-        if self.terminated:
-            data["terminated"] = True
-        if self.truncated:
-            data["truncated"] = True
-        if self.components:
-            data["components"] = self.components
-        if self.metrics:
-            data["metrics"] = self.metrics
+        if self.terminated or self.truncated:
+            data |= {"terminated": self.terminated, "truncated": self.truncated}
+        if self.components or self.metrics:
+            data |= {"components": self.components, "metrics": self.metrics}
         if self.tools is not None:
             data["tools"] = self.tools
         inline, blob, blobs = put_state(self.state, data)
@@ -254,7 +250,7 @@ class Sampled:
     def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
         parts = self.segments
         spans = [[part.author, part.weight_version, len(part.token_ids)] for part in parts]
-        data: list[Any] = [self.turn, self.offset, spans, self.request_id, self.finish, round(self.seconds, 6)]
+        data: list[Any] = [self.turn, self.offset, spans, self.request_id, self.finish, self.seconds]
         if self.action is not None:
             data.append(self.action if self.shown is None else {"redacted": self.shown})
         token_ids = b"".join([part.token_ids.tobytes() for part in parts])
@@ -375,14 +371,8 @@ class Ended:
         trajectory.metrics.update(self.metrics)
 
     def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
-        data = {
-            "status": self.status,
-            "stop_reason": self.stop_reason,
-            "score": self.score,
-            "components": self.components,
-            "metrics": self.metrics,
-            "traceback": self.traceback,
-        }
+        names = ("status", "stop_reason", "score", "components", "metrics", "traceback")
+        data = {name: getattr(self, name) for name in names}
         return (self.kind, orjson.dumps(data), *_NO_BYTES), NO_BLOBS
 
     @classmethod

@@ -19,7 +19,7 @@ import orjson
 
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout.events import Ended
-from gspo_agent.trajectory import Status, Trajectory, version_step
+from gspo_agent.trajectory import Status, Trajectory, is_flat, version_step
 
 
 class Ready(NamedTuple):
@@ -92,11 +92,6 @@ _OLDEST = (
 )
 
 
-def is_flat(rewards: Sequence[float]) -> bool:
-    """Whether the rewards differ by no more than rounding: 1.0 and 1.0 + 1e-9 teach nothing."""
-    return max(rewards) - min(rewards) <= 1e-6 * max(1.0, *(abs(reward) for reward in rewards))
-
-
 def slot_seed(*parts: int) -> int:
     """31 bits, which every sampler takes."""
     return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
@@ -138,8 +133,57 @@ def _move(connection: sqlite3.Connection, slot: Slot, old: str, new: str, **colu
         raise JournalError(f"slot {slot.id} of group {slot.group_id} is not {old}; it cannot become {new}")
 
 
-def begin(connection: sqlite3.Connection, slot: Slot) -> None:
-    _move(connection, slot, "waiting", "running")
+def begin(connection: sqlite3.Connection, slots: Sequence[Slot]) -> Sequence[None]:
+    places = ", ".join("?" * len(slots))
+    begun = connection.execute(
+        f"UPDATE slots SET state = 'running' WHERE state = 'waiting' AND id IN ({places})", [slot.id for slot in slots]
+    ).rowcount
+    if begun != len(slots):
+        raise JournalError(f"of slots {[slot.id for slot in slots]} only {begun} were waiting; the others cannot begin")
+    return [None] * len(slots)
+
+
+class Ending(NamedTuple):
+    """What ends a slot."""
+
+    slot: Slot
+    event: Ended
+    reward: float
+    versions: Mapping[int, int]
+    """Step of the weights -> tokens that they sampled."""
+
+
+def end_all(connection: sqlite3.Connection, endings: Sequence[Ending]) -> list[Settled]:
+    """Ends slots, one after the other as far as anybody can tell; where all are scored, with two statements."""
+    scored = all(ending.event.status is not Status.FAILED and math.isfinite(ending.reward) for ending in endings)
+    if not scored or len({ending.slot.id for ending in endings}) < len(endings):
+        return [end(connection, *ending) for ending in endings]
+    now = time.time()
+    values = [
+        (ending.slot.id, ending.reward, ending.event.stop_reason, now, _versions_json(ending.versions))
+        for ending in endings
+    ]
+    places = ", ".join(["(?, ?, ?, ?, ?)"] * len(values))
+    done = connection.execute(
+        "UPDATE slots SET state = 'done', reward = column2, stop_reason = column3, ended = column4, versions = column5 "
+        f"FROM (VALUES {places}) WHERE id = column1 AND state = 'running'",
+        [value for row in values for value in row],
+    ).rowcount
+    if done != len(endings):
+        raise JournalError(f"of slots {[row[0] for row in values]} only {done} were running; the others cannot end")
+    last = {ending.slot.group_id: number for number, ending in enumerate(endings)}
+    unfinished = connection.execute(
+        f"SELECT DISTINCT group_id FROM slots WHERE group_id IN ({', '.join('?' * len(last))}) "
+        "AND state IN ('waiting', 'running')",
+        list(last),
+    )
+    still_open = {group_id for (group_id,) in unfinished}
+    return [
+        _settle(connection, ending.slot.group_id, None)
+        if ending.slot.group_id not in still_open and last[ending.slot.group_id] == number
+        else Settled(None, "open", None)
+        for number, ending in enumerate(endings)
+    ]
 
 
 def end(

@@ -8,7 +8,8 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
 from gspo_agent.rollout.events import Event
 from gspo_agent.rollout.state import NO_BLOBS
@@ -18,22 +19,22 @@ Outcome = tuple["Job", Any, BaseException | None]
 
 _ROW_BYTES = 256  # that a row takes beside its contents, about
 _COLUMNS = "slot, at, kind, data, token_ids, logprobs, state, blob"
-_INSERTS = [
-    (many, f"INSERT INTO events ({_COLUMNS}) VALUES " + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * many))
-    for many in (64, 16, 4, 1)
-]
+_MANY = 64
+"""Rows or arguments of one statement, at most."""
+T = TypeVar("T")
 
 
 class Job:
     """Rows, a function of the connection, or both; and who waits for them."""
 
-    __slots__ = ("afterwards", "blobs", "full", "function", "ledger", "rows", "size", "waiter")
+    __slots__ = ("afterwards", "argument", "blobs", "full", "function", "rows", "size", "together", "waiter")
 
     def __init__(self, slot: int = 0, events: Sequence[Event] = ()) -> None:
         """Encodes the events, so that what happens to their contents later is not written."""
         self.function: Callable[[sqlite3.Connection], Any] | None = None
-        self.ledger = False
-        """The function looks at no event."""
+        self.together: Callable[[sqlite3.Connection, list[Any]], Sequence[Any]] | None = None
+        """Instead: a function of many jobs' arguments that looks at no event."""
+        self.argument: Any = None
         self.full = False
         """The disk is to be flushed."""
         self.afterwards: Callable[[sqlite3.Connection], Any] | None = None
@@ -47,9 +48,12 @@ class Job:
         for event in events:
             row, blobs = event.encode()
             self.rows.append(place + row)
-            for cell in row[1:5]:
-                if cell is not None:
-                    self.size += len(cell)
+            _, data, token_ids, logprobs, state, _ = row
+            self.size += len(data)
+            if token_ids is not None:
+                self.size += len(token_ids) + (0 if logprobs is None else len(logprobs))
+            if state is not None:
+                self.size += len(state)
             if blobs:
                 self.blobs = {**self.blobs, **blobs}
                 self.size += sum(map(len, blobs.values()))
@@ -64,22 +68,42 @@ def run_together(connection: sqlite3.Connection, batch: Sequence[Job]) -> list[O
     back from the event loop. Raises JobError at the first that fails."""
     outcomes: list[Outcome] = []
     rows: list[tuple[Any, ...]] = []
+    alike: list[Job] = []
     for job in batch:
+        other = job.function is not None or job.together not in (None, alike[0].together if alike else None)
+        if alike and (other or len(alike) == _MANY):
+            outcomes += _run_alike(connection, alike)
+            alike = []
         rows += job.rows
-        result = None
-        if job.function is not None:
-            if not job.ledger:
-                _insert(connection, rows)
-                rows.clear()
-            try:
-                result = job.function(connection)
-            except sqlite3.Error:
-                raise
-            except Exception as error:
-                raise JobError from error
-        outcomes.append((job, result, None))
+        if job.together is not None:
+            alike.append(job)
+        elif job.function is not None:
+            _insert(connection, rows)
+            rows.clear()
+            outcomes.append((job, _run(partial(job.function, connection)), None))
+        elif job.waiter is not None:
+            outcomes.append((job, None, None))
+    if alike:
+        outcomes += _run_alike(connection, alike)
     _insert(connection, rows)
     return outcomes
+
+
+def _run_alike(connection: sqlite3.Connection, jobs: list[Job]) -> list[Outcome]:
+    together, arguments = jobs[0].together, [job.argument for job in jobs]
+    assert together is not None
+    return [
+        (job, result, None) for job, result in zip(jobs, _run(partial(together, connection, arguments)), strict=True)
+    ]
+
+
+def _run(function: Callable[[], T]) -> T:
+    try:
+        return function()
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        raise JobError from error
 
 
 def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
@@ -90,6 +114,8 @@ def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
         _insert(connection, job.rows)
         if job.function is not None:
             result = job.function(connection)
+        elif job.together is not None:
+            (result,) = job.together(connection, [job.argument])
     except sqlite3.Error:
         raise
     except Exception as error:
@@ -101,19 +127,22 @@ def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
 
 
 def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    start = 0
-    for many, statement in _INSERTS:
-        while len(rows) - start >= many:
-            connection.execute(statement, [value for row in rows[start : start + many] for value in row])
-            start += many
+    for start in range(0, len(rows), _MANY):
+        part = rows[start : start + _MANY]
+        connection.execute(_insertion(len(part)), [value for row in part for value in row])
+
+
+@cache
+def _insertion(number: int) -> str:
+    return f"INSERT INTO events ({_COLUMNS}) VALUES " + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * number)
 
 
 def tell(outcomes: Sequence[Outcome]) -> None:
     """Tells who waits; those on an event loop together, since each wake-up of a loop is a system call."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], BaseException | None]]] = {}
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
     for job, result, error in outcomes:
         if isinstance(job.waiter, asyncio.Future):
-            loops.setdefault(job.waiter.get_loop(), []).append((job.waiter, error))
+            loops.setdefault(job.waiter.get_loop(), []).append((job.waiter, result, error))
         elif job.waiter is not None:
             if error is None:
                 job.waiter.set_result(result)
@@ -124,11 +153,11 @@ def tell(outcomes: Sequence[Outcome]) -> None:
             loop.call_soon_threadsafe(_wake, waiters)
 
 
-def _wake(waiters: list[tuple[asyncio.Future[Any], BaseException | None]]) -> None:
-    for waiter, error in waiters:
+def _wake(waiters: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for waiter, result, error in waiters:
         if waiter.done():
             continue
         if error is None:
-            waiter.set_result(None)
+            waiter.set_result(result)
         else:
             waiter.set_exception(error)

@@ -25,6 +25,7 @@ from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import Event, Row, decode
 from gspo_agent.rollout.jobs import Job, JobError, Outcome, run_alone, run_together, tell
 
+A = TypeVar("A")
 T = TypeVar("T")
 _LINGER = 0.02  # seconds in which write-behind rows gather into one transaction
 _SHORT_LINGER = 0.001  # the same where somebody waits, and the last transaction took no time
@@ -143,22 +144,34 @@ class Journal:
         *,
         slot: int = 0,
         events: Sequence[Event] = (),
-        ledger: bool = False,
         full: bool = False,
         afterwards: Callable[[sqlite3.Connection], Any] | None = None,
     ) -> Future[T]:
         """Runs `function` in the writer, in one transaction with `events`, after all that was appended before.
 
         An error of its own undoes its writes only; after one of another's it may be called a second time, on what was
-        there before. With `ledger` it promises to look at no event, and may run before those that it need not wait
-        for. With `full` the disk is flushed before the future is done, and `afterwards` runs between the two.
+        there before. With `full` the disk is flushed before the future is done, and `afterwards` runs between the two.
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # whoever stops waiting does not undo the write
         job = Job(slot, events)
-        job.function, job.ledger, job.full, job.afterwards, job.waiter = function, ledger, full, afterwards, future
+        job.function, job.full, job.afterwards, job.waiter = function, full, afterwards, future
         self._put(job)
         return future
+
+    def submit_together(
+        self,
+        function: Callable[[sqlite3.Connection, list[A]], Sequence[T]],
+        argument: A,
+        slot: int,
+        event: Event,
+        told: Future[Any] | asyncio.Future[Any] | None = None,
+    ) -> None:
+        """As `submit`, for a function of many arguments at once, which looks at no event: those that are queued one
+        after the other are done with one call, in one transaction with their events. `told` gets the result."""
+        job = Job(slot, [event])
+        job.together, job.argument, job.waiter = function, argument, told
+        self._put(job)
 
     async def transact(self, function: Callable[[sqlite3.Connection], T], **how: Any) -> T:
         """`submit`, awaited."""

@@ -6,6 +6,7 @@ event that causes it, so a kill at any moment leaves a task in exactly one place
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -56,23 +57,32 @@ class Ledger:
 
     async def create_group(self, new: NewGroup) -> OpenGroup:
         """Creates the group and moves its source's cursor in one transaction."""
-        return await self._journal.transact(lambda c: groups.create_group(c, new))
+        (group,) = await self.create_groups([new])
+        return group
 
-    def begin(self, slot: Slot, event: Begun) -> Future[None]:
-        return self._journal.submit(lambda c: groups.begin(c, slot), slot=slot.id, events=[event], ledger=True)
+    async def create_groups(self, new: Sequence[NewGroup]) -> list[OpenGroup]:
+        """Creates groups, in this order, and moves the cursors of their sources in one transaction."""
+        return await self._journal.transact(lambda c: [groups.create_group(c, group) for group in new])
 
-    def end(
-        self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int] | None = None
-    ) -> Future[Settled]:
-        """Ends a slot. A failed one gets its next attempt while any are left; the last one settles the group.
+    def begin(self, slot: Slot, event: Begun, told: Future[None] | None = None) -> None:
+        """A slot starts to run; `told` hears of it, if anybody has to."""
+        self._journal.submit_together(groups.begin, slot, slot.id, event, told)
+
+    def end(self, slot: Slot, event: Ended, reward: float) -> Future[Settled]:
+        """Ends a slot. A failed one gets its next attempt while any are left; the last one settles the group."""
+        return self._journal.submit(lambda c: groups.end(c, slot, event, reward), slot=slot.id, events=[event])
+
+    def settle(self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int]) -> asyncio.Future[Settled]:
+        """As `end`, for the event loop that plays the slot.
 
         Args:
-            versions: Step of the weights -> tokens that they sampled. None: as the log has it.
+            versions: Step of the weights -> tokens that they sampled.
         """
-        return self._journal.submit(
-            lambda c: groups.end(c, slot, event, reward, versions),
-            slot=slot.id, events=[event], ledger=versions is not None,
-        )  # fmt: skip
+        told: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
+        self._journal.submit_together(
+            groups.end_all, groups.Ending(slot, event, reward, versions), slot.id, event, told
+        )
+        return told
 
     def restart(self, slot: Slot, reason: str) -> Future[Settled]:
         """Gives up an attempt that cannot be gone on with, through no fault of its own; costs no attempt."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
 import uuid
@@ -13,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from gspo_agent.env import CallLog, CallMeta, Env
-from gspo_agent.errors import JournalError
 from gspo_agent.rollout.events import Begun, CallBegun, CallEnded, Ended, Episode, Event, Observed, Sampled
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, Settled, Slot
@@ -30,9 +28,6 @@ INTERRUPTED = (
     "Interrupted: the process died while this was running. Nothing of it is left here; whether it had an effect "
     "elsewhere is unknown."
 )
-
-
-_HELD = (CallBegun, CallEnded)
 
 
 class Recorder:
@@ -81,7 +76,7 @@ class Recorder:
 
     def introduce(self, env: Env, task: dict[str, Any]) -> None:
         """Tells an environment which episode it plays."""
-        env.known_task = task
+        env.known_task, env.known_turn = task, max(0, self.episode.turn)
         env.run_id, env.episode_id, env.call_log = self.run_id, self.episode.trajectory.id, self.call_log(env)
 
     async def snapshot(self, env: Env) -> State | Same | None:
@@ -123,8 +118,10 @@ class JournalRecorder(Recorder):
         self._sampled_before = self.episode.sampled
         self._behind: deque[tuple[int, int]] = deque()
         """(end in the log, sampled tokens) of events that may still wait for the disk."""
+        self._seen: Any = None
+        """What `episode.state` was made from: an environment that returns the same object has not changed."""
         self._held: list[Event] = []
-        self._unseen: Env | None = None
+        self._resting: Env | None = None
         """Its state after the last of the held events, a CallEnded, has not been looked at."""
 
     @property
@@ -133,26 +130,25 @@ class JournalRecorder(Recorder):
         return self.episode.sampled - self._sampled_before
 
     def record(self, *events: Event) -> None:
-        last = events[-1]
-        if isinstance(last, _HELD):
-            self._hold(events)
-            return
         written = self._with_held(events) if self._held else events
         for event in events:
             event.apply(self.episode)
-        if isinstance(last, Begun):
+        last = events[-1]
+        if isinstance(last, Ended):
+            self._end(last, written)
+        elif isinstance(last, Begun):
             self._ledger.begin(self._slot, last)
-        elif isinstance(last, Ended):
-            if len(written) > 1:
-                self._journal.append(self._slot.id, *written[:-1])
-            trajectory = self.episode.trajectory
-            ended = self._ledger.end(self._slot, last, trajectory.reward, trajectory.sampled_by_step())
-            self.settled = asyncio.wrap_future(ended)
-            self.settled.add_done_callback(self._tell)
         else:
             self._journal.append(self._slot.id, *written)
-            if isinstance(events[0], Sampled):
-                self._note_behind(sum(map(len, events[0].segments)))
+            if isinstance(last, Sampled):
+                self._note_behind(sum(map(len, last.segments)))
+
+    def _end(self, event: Ended, written: Sequence[Event]) -> None:
+        if len(written) > 1:
+            self._journal.append(self._slot.id, *written[:-1])
+        trajectory = self.episode.trajectory
+        self.settled = self._ledger.settle(self._slot, event, trajectory.reward, trajectory.sampled_by_step())
+        self.settled.add_done_callback(self._tell)
 
     def _tell(self, settled: asyncio.Future[Settled]) -> None:
         if self.on_settled is not None and not settled.cancelled() and settled.exception() is None:
@@ -163,47 +159,34 @@ class JournalRecorder(Recorder):
         super().record(*events)
         await self._journal.durable(self._slot.id, *written)
 
-    def end_at_rest(self, event: CallEnded, env: Env) -> None:
-        """Records the end of a call after which the environment rests: its state is looked at when something else is
-        recorded, and only if it is needed then."""
-        self.record(event)
-        self._unseen = env
+    def hold(self, event: CallBegun | CallEnded, env: Env | None = None) -> None:
+        """Records what an observation says as well, if that comes next: the intent of a call that may run again, and
+        the end of a call. Whatever else comes next is written behind it.
 
-    def _hold(self, events: Sequence[Event]) -> None:
-        """Keeps what the event loop's next turn would write anyway: most calls are answered within this one, and the
-        observation then has all that there is to know of them."""
-        self._see()
-        super().record(*events)
-        if not self._held:
-            asyncio.get_running_loop().call_soon(self._release)
-        self._held += events
+        Args:
+            env: At rest after the end of a call: the state is looked at only if it is needed, before anything happens.
+        """
+        event.apply(self.episode)
+        self._held.append(event)
+        self._resting = env
 
-    def _release(self) -> None:
+    def write_held(self) -> None:
+        """To be called before there may be something to wait for."""
         if self._held:
-            with contextlib.suppress(JournalError):  # whoever writes next is told
-                self._journal.append(self._slot.id, *self._with_held(()))
+            self._journal.append(self._slot.id, *self._with_held(()))
 
     def _with_held(self, events: Sequence[Event]) -> Sequence[Event]:
-        """What is to be written now: `events` after those that were held, or in the place of these."""
-        first = events[0] if events else None
-        if not isinstance(first, Observed):
-            self._see()
-            held, self._held = self._held, []
-            return [*held, *events]
-        states = [event.state for event in self._held if isinstance(event, CallEnded) and event.state is not SAME]
-        self._held, self._unseen = [], None
-        return [replace(first, state=states[-1]), *events[1:]] if states and first.state is SAME else events
-
-    def _see(self) -> None:
-        """Takes the state that the last call has left, before anything changes it."""
-        env, self._unseen = self._unseen, None
-        if env is None:
-            return
-        last = self._held[-1]
-        assert isinstance(last, CallEnded)
-        state = self._state(env.get_state(), env) if env.state_level in KEPT else None
-        self._held[-1] = replace(last, state=state)
-        self.episode.keep(state)
+        """What is to be written now: `events` in the place of those that were held, or after them."""
+        held, self._held = self._held, []
+        env, self._resting = self._resting, None
+        if events and isinstance(events[0], Observed):
+            return events
+        last = held[-1]
+        if env is not None and isinstance(last, CallEnded):
+            state = self._state(env.get_state(), env) if env.state_level in KEPT else None
+            held[-1] = replace(last, state=state)
+            self.episode.keep(state)
+        return [*held, *events]
 
     def _note_behind(self, tokens: int) -> None:
         while self._behind and self._behind[0][0] <= self._journal.written:
@@ -220,10 +203,13 @@ class JournalRecorder(Recorder):
         return sum(tokens for end, tokens in behind if end > written)
 
     async def room(self, tokens: int) -> int:
-        await self._journal.room()
-        if 2 * self.unjournaled > tokens:
+        if self._journal.queued:
+            await self._journal.room()
+        behind = self.unjournaled
+        if 2 * behind > tokens:
             await self._journal.durable(self._slot.id)
-        return tokens - self.unjournaled
+            behind = self.unjournaled
+        return tokens - behind
 
     async def snapshot(self, env: Env) -> State | Same | None:
         """The state after the last change; SAME where there was none, None where the level gives none."""
@@ -235,6 +221,8 @@ class JournalRecorder(Recorder):
         if value is None:
             self.state_problem = getattr(env, "state_problem", None) or "get_state() returned None"
             return None
+        if value is self._seen and self.episode.state is not None:
+            return SAME
         try:
             state = State.of(value)
         except TypeError as error:
@@ -244,6 +232,7 @@ class JournalRecorder(Recorder):
         if len(data) > self._max_state_bytes:
             self.state_problem = f"the state has {len(data)} bytes, more than {self._max_state_bytes}"
             return None
+        self._seen = value if type(value) is dict else None
         return SAME if before is not None and before.data == data and before.form == state.form else state
 
     def call_log(self, env: Env) -> CallLog:
@@ -265,6 +254,7 @@ class JournalCallLog(CallLog):
         known = recorder.episode.calls.get(call_id) if kept else None
         if known is not None and known.ended:
             return known.result
+        recorder.write_held()
         await recorder.begin()
         if known is not None and not meta.idempotent:
             result: Any = {"role": "tool", "content": INTERRUPTED, "outcome": "interrupted"}
@@ -274,13 +264,13 @@ class JournalCallLog(CallLog):
                 again = meta.idempotent or not kept
                 begun = CallBegun(call_id, meta.name, meta.arguments, again)
                 if again:
-                    recorder.record(begun)  # lost or not, it runs again: nothing to wait for
+                    recorder.hold(begun)  # lost or not, it runs again
                 else:
                     await recorder.durable(begun)
                 recorder.enter("tools")  # this one, from now on
                 result = await function()
         if meta.at_rest:
-            recorder.end_at_rest(CallEnded(call_id, result), self._env)
+            recorder.hold(CallEnded(call_id, result), self._env)
         else:
             recorder.record(CallEnded(call_id, result, await recorder.snapshot(self._env)))
         return result

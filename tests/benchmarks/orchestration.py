@@ -21,7 +21,6 @@ import cProfile
 import gc
 import multiprocessing
 import pstats
-import random
 import statistics
 import tempfile
 import time
@@ -33,6 +32,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from gspo_agent.background import rare_collections
 from gspo_agent.chat import load_chat
 from gspo_agent.config import EnvConfig, Limits, RolloutConfig
 from gspo_agent.engine.base import Completion, Sampling, Weights
@@ -50,7 +50,7 @@ from tests.benchmarks.unwritten import UnwrittenCollector, UnwrittenLedger
 TURNS = 4
 GROUP = 8
 AIMS = ((7200, 1.5), (0, 2.0))  # from so many sampled tokens an episode on, at most so often the bare loop's CPU
-SPREAD = 0.05  # seconds, over which the answers come where the journal's cost is measured: no engine gives all at once
+IN_FLIGHT = 512
 JOURNAL_AIM = 0.15  # of the turns per second, at most
 
 
@@ -116,9 +116,8 @@ async def post(session: aiohttp.ClientSession, url: str, request: dict[str, Any]
         return orjson.loads(await response.read())
 
 
-def serve(port: Any, start_id: int, header: int, script: list[list[int]], spread: float) -> None:
-    """The server: the turn and the place in it follow from the prompt alone. It answers within `spread` seconds."""
-    delays = random.Random(0)
+def serve(port: Any, start_id: int, header: int, script: list[list[int]]) -> None:
+    """The instant server: the turn and the place in it follow from the prompt alone."""
 
     async def generate(http: web.Request) -> web.Response:
         request = orjson.loads(await http.read())
@@ -127,8 +126,6 @@ def serve(port: Any, start_id: int, header: int, script: list[list[int]], spread
         offset = ids[::-1].index(start_id) - header
         new = turn[offset : offset + request["sampling_params"]["max_new_tokens"]]
         finish = "stop" if offset + len(new) == len(turn) else "length"
-        if spread:
-            await asyncio.sleep(delays.random() * spread)
         meta = {
             "id": request["rid"],
             "finish_reason": {"type": finish},
@@ -188,7 +185,9 @@ async def framework(
     written: bool = True,
 ) -> tuple[float, float, int]:
     """CPU seconds, wall seconds and turns of whole episodes; without the journal where they are not `written`."""
-    config = RolloutConfig(group_size=GROUP, groups_per_step=episodes // GROUP, over_provision=1.0)
+    config = RolloutConfig(
+        group_size=GROUP, groups_per_step=episodes // GROUP, over_provision=1.0, max_in_flight=IN_FLIGHT
+    )
     factory = EnvFactory(EnvConfig(id="tests.benchmarks.orchestration:Lookup"), Lookup)
     tasks = TaskSource.open(factory, "train", seed=0, base_dir=directory)
     limits = Limits(turns=8, turn_tokens=turn_tokens * 2, context_tokens=60_000)
@@ -238,14 +237,14 @@ async def journal_cost(
     cpu: dict[bool, list[float]] = {True: [], False: []}
     wall: dict[bool, list[float]] = {True: [], False: []}
     total = 0
-    gc.freeze()  # as a run does before it begins
     for number in range(-1, 2 * repeats):
         # Without, with, with, without, ...: a drift of the machine meets both alike. The very first warms up.
         written = number % 4 in (1, 2)
         engine.requests.clear()
         with tempfile.TemporaryDirectory(dir=directory) as name:
             room = rooms[written] if number >= 0 else CpuByRoom()
-            played = await framework(engine, chat, Path(name), episodes, tokens // TURNS, room, written)
+            with rare_collections():  # as in a run
+                played = await framework(engine, chat, Path(name), episodes, tokens // TURNS, room, written)
         gc.collect()
         if number < 0:
             continue
@@ -254,7 +253,6 @@ async def journal_cost(
         total += played[2]
     for name, spent in (("CPU", cpu), ("wall", wall)):
         with_it, without = statistics.median(spent[True]), statistics.median(spent[False])
-        print(f"best  {min(spent[True]):.3f} {min(spent[False]):.3f} {1 - min(spent[False]) / min(spent[True]):.1%}")
         pairs = ", ".join(f"{a:.3f}/{b:.3f}" for a, b in zip(spent[True], spent[False], strict=True))
         print(f"{name:4}  {with_it:.3f} ms a turn with the journal, {without:.3f} without   ({pairs})")
         print(
@@ -271,7 +269,7 @@ async def main(episodes: int, tokens: int, profile: bool, repeats: int) -> None:
         chat = load_chat(directory)
         start, header, script = script_of(chat, tokens)
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
-        server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, start, header, script, 0.0))
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, start, header, script))
         server.start()
         try:
             url = f"http://127.0.0.1:{ours.recv()}/generate"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from gspo_agent.env import Env
 from gspo_agent.rollout.attempt import Attempts
 from gspo_agent.rollout.collector import Collector
-from gspo_agent.rollout.events import Begun, CallEnded, Ended, Event
+from gspo_agent.rollout.events import Ended, Event
 from gspo_agent.rollout.groups import NewGroup, OpenGroup, Ready, Settled, Slot, slot_seed
 from gspo_agent.rollout.leases import Lease
 from gspo_agent.rollout.ledger import Ledger
@@ -27,7 +26,10 @@ class UnwrittenLedger(Ledger):
         self._tasks: dict[int, Mapping[str, Any]] = {}
         self._left: dict[int, int] = {}
 
-    async def create_group(self, new: NewGroup) -> OpenGroup:
+    async def create_groups(self, new: Sequence[NewGroup]) -> list[OpenGroup]:
+        return [self._create(group) for group in new]
+
+    def _create(self, new: NewGroup) -> OpenGroup:
         number = len(self._tasks) + 1
         self._tasks[number], self._left[number] = new.task, new.size
         slots = [
@@ -36,16 +38,12 @@ class UnwrittenLedger(Ledger):
         ]  # fmt: skip
         return OpenGroup(number, new.source, new.spec, new.task, slots)
 
-    def begin(self, slot: Slot, event: Begun) -> Future[None]:
-        return _done(None)
-
-    def end(
-        self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int] | None = None
-    ) -> Future[Settled]:
+    def settle(self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int]) -> asyncio.Future[Settled]:
+        told: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
         self._left[slot.group_id] -= 1
-        if self._left[slot.group_id]:
-            return _done(Settled(None, "open", None))
-        return _done(Settled(None, "ready", Ready(slot.group_id, False)))
+        over = not self._left[slot.group_id]
+        told.set_result(Settled(None, "ready", Ready(slot.group_id, False)) if over else Settled(None, "open", None))
+        return told
 
     async def lease(
         self,
@@ -66,9 +64,7 @@ class UnwrittenRecorder(JournalRecorder):
     def record(self, *events: Event) -> None:
         Recorder.record(self, *events)
         if isinstance(events[-1], Ended):
-            ended = self._ledger.end(self._slot, events[-1], self.episode.trajectory.reward)
-            self.settled = asyncio.wrap_future(ended)
-            self.settled.add_done_callback(self._tell)
+            self._end(events[-1], events[-1:])
 
     async def durable(self, *events: Event) -> None:
         Recorder.record(self, *events)
@@ -76,8 +72,10 @@ class UnwrittenRecorder(JournalRecorder):
     async def room(self, tokens: int) -> int:
         return tokens
 
-    def end_at_rest(self, event: CallEnded, env: Env) -> None:
+    def hold(self, event: Event, env: Env | None = None) -> None:
         Recorder.record(self, event)
+
+    def write_held(self) -> None: ...
 
     async def snapshot(self, env: Env) -> State | Same | None:
         return None
@@ -98,9 +96,3 @@ class UnwrittenCollector(Collector):
         self._attempts = UnwrittenAttempts(
             parts["journal"], parts["ledger"], parts["chat"], parts["engine"], parts["config"], self._clock
         )
-
-
-def _done(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future

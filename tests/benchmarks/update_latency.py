@@ -80,7 +80,7 @@ async def updates(collector: Collector, engine: Engine, number: int, weights: Ca
 
 async def measure(name: str, engine: Any, chat: Any, weights: Any, episodes: int, number: int) -> None:
     root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    config = RolloutConfig(group_size=8, groups_per_step=episodes // 8, over_provision=1.0)
+    config = RolloutConfig(group_size=8, groups_per_step=episodes // 8, over_provision=1.0, filter_zero_variance=False)
     with (
         tempfile.TemporaryDirectory(dir=root) as directory,
         Journal.open(Path(directory) / "journal.sqlite") as journal,

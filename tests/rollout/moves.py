@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from gspo_agent.rollout.events import Begun, Ended, Observed, Sampled
 from gspo_agent.rollout.ledger import Ledger, NewGroup, OpenGroup, Settled, Slot
 from gspo_agent.trajectory import Segment, Status, weight_version
@@ -12,7 +14,9 @@ def new_group(cursor: int, *, size: int = 2, source: int = 0, max_attempts: int 
 
 
 def begin(ledger: Ledger, slot: Slot) -> None:
-    ledger.begin(slot, Begun(slot.seed, "shop", slot.attempt, ledger._journal.life)).result(5)
+    begun: Future[None] = Future()
+    ledger.begin(slot, Begun(slot.seed, "shop", slot.attempt, ledger._journal.life), begun)
+    begun.result(5)
 
 
 def sample(ledger: Ledger, slot: Slot, *steps: int, offset: int = 0) -> None:

@@ -276,7 +276,7 @@ async def test_flat_groups_are_filtered_with_the_step_and_bounded(fast_path: Pat
         await run.collector.start(0)
         lease = await run.collector.lease(2, step=1)
         assert [group.task["number"] % 3 for group in lease.groups] == [0, 0]
-        assert len(lease.filtered) >= 2
+        assert len(lease.filtered) >= 1
         assert run.ledger.status().groups.get("filtered", 0) == 0
         await run.ledger.commit_step(1, lease, ("step-1", "h"), {})
         assert run.ledger.status().groups["filtered"] == len(lease.filtered)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gspo_agent.errors import JournalError
+from gspo_agent.rollout import groups, schema
+from gspo_agent.rollout.events import Ended
+from gspo_agent.rollout.groups import Ending
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, OpenGroup, Ready
+from gspo_agent.trajectory import Status
 from tests.rollout.moves import begin, end, finish, new_group, sample
 
 
@@ -24,6 +33,16 @@ async def test_rewards_that_differ_by_rounding_are_no_variance(ledger: Ledger) -
     await finish(ledger, await ledger.create_group(new_group(0)), 1.0, 1.0 + 1e-9)
     await finish(ledger, await ledger.create_group(new_group(1)), 1.0, 1.1)
     assert ledger.ready() == [Ready(1, True), Ready(2, False)]
+
+
+async def test_groups_that_are_created_together_are_all_there_in_order_or_none_of_them(ledger: Ledger) -> None:
+    made = await ledger.create_groups([new_group(0), new_group(0, source=1), new_group(1)])
+    assert [(group.id, group.source, group.task["n"]) for group in made] == [(1, 0, 0), (2, 1, 0), (3, 0, 1)]
+    assert ledger.cursors() == {0: 2, 1: 1}
+    with pytest.raises(JournalError, match="source 1 stands at task 1, not 5"):
+        await ledger.create_groups([new_group(2), new_group(5, source=1)])
+    assert ledger.cursors() == {0: 2, 1: 1}
+    assert len(ledger.unfinished()) == 3
 
 
 async def aged_group(ledger: Ledger, cursor: int, *steps: tuple[int, ...], max_attempts: int = 3) -> OpenGroup:
@@ -153,3 +172,59 @@ async def test_a_group_goes_with_the_members_that_were_scored(ledger: Ledger) ->
     lease = await ledger.lease(1, 1, max_filtered=0)
     assert lease is not None
     assert [t.index for t in lease.groups[0].trajectories] == [0, 1]
+
+
+WAYS = {
+    "right": (Status.TERMINATED, 1.0),
+    "wrong": (Status.TERMINATED, 0.0),
+    "cut short": (Status.TRUNCATED, 0.25),
+    "failed": (Status.FAILED, 0.0),
+}
+
+
+@contextmanager
+def running(sizes: list[int]) -> Iterator[tuple[sqlite3.Connection, list[OpenGroup]]]:
+    """A ledger in which every slot of these groups runs."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.executescript(schema.TABLES)
+        made = [groups.create_group(connection, new_group(n, size=size)) for n, size in enumerate(sizes)]
+        groups.begin(connection, [slot for group in made for slot in group.slots])
+        yield connection, made
+
+
+def ending(group: OpenGroup, number: int, way: str, step: int) -> Ending:
+    status, reward = WAYS[way]
+    return Ending(group.slots[number], Ended(status, "because", reward), reward, {step: 5, step + 1: 7})
+
+
+def tables(connection: sqlite3.Connection) -> Any:
+    slots = "SELECT id, group_id, number, attempt, state, reward, stop_reason, ended IS NULL, versions FROM slots"
+    return [
+        connection.execute(f"{query} ORDER BY id").fetchall()
+        for query in (slots, "SELECT id, state, flat, ready, settled FROM groups")
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_ends_that_are_done_together_are_those_one_after_the_other(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(2, 3), min_size=1, max_size=3))
+    places = data.draw(st.permutations([(group, number) for group, size in enumerate(sizes) for number in range(size)]))
+    ways = data.draw(st.lists(st.sampled_from(sorted(WAYS)), min_size=len(places), max_size=len(places)))
+    number = data.draw(st.integers(1, len(places)))
+    with running(sizes) as (together, made), running(sizes) as (alone, _):
+        endings = [
+            ending(made[group], n, way, step) for step, ((group, n), way) in enumerate(zip(places, ways, strict=True))
+        ][:number]
+        assert groups.end_all(together, endings) == [groups.end(alone, *one) for one in endings]
+        assert tables(together) == tables(alone)
+
+
+def test_what_is_not_running_cannot_end_nor_what_has_begun_begin() -> None:
+    with running([2]) as (connection, (group,)):
+        first, second = (ending(group, number, "right", 1) for number in (0, 1))
+        groups.end_all(connection, [first])
+        with pytest.raises(JournalError, match="only 1 were running"):
+            groups.end_all(connection, [first, second])
+        with pytest.raises(JournalError, match="only 0 were waiting"):
+            groups.begin(connection, group.slots)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -38,16 +39,47 @@ def test_a_function_sees_what_was_put_before_it(connection: sqlite3.Connection) 
     look = Job(3, [begun(3)])
     look.function = slots
     outcomes = run_together(connection, [Job(1, [begun(1)]), Job(2, [begun(2)]), look, Job(4, [begun(4)])])
-    assert [result for _, result, _ in outcomes] == [None, None, [1, 2, 3], None]
+    assert [(job, result) for job, result, _ in outcomes] == [(look, [1, 2, 3])]
     assert slots(connection) == [1, 2, 3, 4]
 
 
-def test_a_function_of_the_ledger_waits_for_no_row(connection: sqlite3.Connection) -> None:
-    count = Job(2, [begun(2)])
-    count.function, count.ledger = slots, True
-    ((_, _, _), (_, seen, _)) = run_together(connection, [Job(1, [begun(1)]), count])
-    assert seen == []
-    assert slots(connection) == [1, 2]
+def asked(function: Callable[[sqlite3.Connection, list[Any]], Sequence[Any]], argument: Any) -> Job:
+    job = Job(argument, [begun(argument)])
+    job.together, job.argument = function, argument
+    return job
+
+
+def test_what_may_be_done_together_is_done_with_one_call_and_in_order(connection: sqlite3.Connection) -> None:
+    """Rows in between do not part it; another function does."""
+    calls: list[tuple[str, list[Any]]] = []
+
+    def double(connection: sqlite3.Connection, arguments: list[Any]) -> list[Any]:
+        calls.append(("double", arguments))
+        return [2 * argument for argument in arguments]
+
+    def negate(connection: sqlite3.Connection, arguments: list[Any]) -> list[Any]:
+        calls.append(("negate", arguments))
+        return [-argument for argument in arguments]
+
+    look = Job()
+    look.function = slots
+    jobs = [asked(double, 1), Job(2, [begun(2)]), asked(double, 3), asked(negate, 4), asked(double, 5), look]
+    outcomes = run_together(connection, [*jobs, asked(double, 6)])
+    assert [result for _, result, _ in outcomes] == [2, 6, -4, 10, [1, 2, 3, 4, 5], 12]
+    assert calls == [("double", [1, 3]), ("negate", [4]), ("double", [5]), ("double", [6])]
+    assert slots(connection) == [1, 2, 3, 4, 5, 6]
+
+
+def test_however_many_are_done_together_no_statement_has_too_many_arguments(connection: sqlite3.Connection) -> None:
+    sizes: list[int] = []
+
+    def note(connection: sqlite3.Connection, arguments: list[Any]) -> list[Any]:
+        sizes.append(len(arguments))
+        return arguments
+
+    outcomes = run_together(connection, [asked(note, number) for number in range(200)])
+    assert [result for _, result, _ in outcomes] == list(range(200))
+    assert max(sizes) == 64
 
 
 def test_the_error_of_one_job_undoes_that_job_and_no_other(connection: sqlite3.Connection) -> None:

@@ -15,9 +15,10 @@ import pytest
 
 from gspo_agent.config import RolloutConfig
 from gspo_agent.env import Env, ToolEnv, tool
+from gspo_agent.env.contract import StepResult
 from gspo_agent.messages import Message, assistant, call, user
 from gspo_agent.rollout import schema
-from gspo_agent.rollout.events import Begun, CallEnded, Observed, Sampled
+from gspo_agent.rollout.events import Begun, Observed, Sampled
 from gspo_agent.rollout.journal import read_events
 from gspo_agent.rollout.recorder import JournalRecorder
 from gspo_agent.rollout.state import SAME, State
@@ -208,18 +209,14 @@ def kinds_and_numbers(run: Run, slot: int = 1) -> list[tuple[str, int | None]]:
     return found
 
 
-def kinds(run: Run, slot: int) -> list[str]:
-    return [event.kind for event in run.journal.submit(lambda c: read_events(c, slot, run.journal.blobs)).result(5)]
-
-
-async def recorded_of(path: Path, *calls: str) -> list[tuple[str, int | None]]:
+async def recorded_of(path: Path, *calls: str, env: type[Env] | None = None) -> list[tuple[str, int | None]]:
     """The events of an episode whose first turn makes these calls."""
 
     def play(prompt: Sequence[int], seed: int) -> list[int]:
         first = sum(token == ByteChat.ASSISTANT for token in prompt) == 1
         return CHAT.turn("", *map(call, calls)) if first else CHAT.turn("done")
 
-    with Run(path, Counting, ONE, engine=ScriptedEngine(play, chunk=1000)) as run:
+    with Run(path, env or Counting, ONE, engine=ScriptedEngine(play, chunk=1000)) as run:
         await play_to_the_end(run)
         return kinds_and_numbers(run)
 
@@ -235,18 +232,17 @@ async def test_a_turn_whose_call_answers_at_once_is_three_rows_and_one_state(
     assert len(looked) == 2 * 2  # at the reset and after the step, of two episodes
 
 
-async def test_a_state_that_came_with_a_call_goes_over_to_the_observation_that_takes_its_place(fast_path: Path) -> None:
-    path = fast_path / "journal.sqlite"
-    with Run(path, Bank, ONE) as run:
-        slot = (await run.collector._create()).slots[0]
-        recorder = JournalRecorder(run.journal, run.ledger, slot)
-        recorder.record(Begun(slot.seed, "shop", 0, 1))
-        recorder.record(CallEnded("a", "result", State.of(5)))
-        recorder.record(Observed(0, [user("go")], [1, 2], state=SAME))
-        assert kinds(run, slot.id) == ["begun", "observed"]
-        kept = run.ledger.episode(slot).state
-    assert kept is not None
-    assert kept.value == recorder.episode.state.value == 5  # type: ignore[union-attr]
+async def test_where_an_authors_own_step_goes_on_after_the_calls_their_ends_are_written_before_that(
+    fast_path: Path,
+) -> None:
+    class Longer(Counting):
+        logs_calls = True
+
+        async def astep(self, action: Message) -> StepResult:
+            return await super().astep(action)
+
+    found = await recorded_of(fast_path / "journal.sqlite", "quick", env=Longer)
+    assert found[2:6] == [("sampled", None), ("call_begun", None), ("call_ended", 1), ("observed", None)]
 
 
 async def test_an_idempotent_call_that_answers_at_once_is_no_row(fast_path: Path) -> None:
@@ -372,7 +368,7 @@ async def test_an_episode_that_was_over_needs_no_environment_to_end(
     path = fast_path / "journal.sqlite"
     turn = Segment(CHAT.turn("done"), "policy", [-1.0] * 5, 0)
     with Run(path, Bank, ONE) as run:
-        group = await run.collector._create()
+        (group,) = await run.collector._create()
         for slot in group.slots:
             recorder = JournalRecorder(run.journal, run.ledger, slot)
             recorder.record(Begun(slot.seed, "shop", 0, 1))
@@ -421,7 +417,7 @@ async def test_a_replay_that_answers_differently_fails_and_is_filled_again(fast_
 
 async def test_a_state_that_is_too_large_or_unchanged(fast_path: Path) -> None:
     with Run(fast_path / "journal.sqlite", Bank, ONE) as run:
-        group = await run.collector._create()
+        (group,) = await run.collector._create()
         recorder = JournalRecorder(run.journal, run.ledger, group.slots[0], max_state_bytes=1000)
         env = Plain()
         env.steps = 5  # type: ignore[attr-defined]
