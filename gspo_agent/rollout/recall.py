@@ -14,6 +14,8 @@ from gspo_agent.rollout.events import Episode, fold
 from gspo_agent.rollout.journal import Journal, read_events
 from gspo_agent.rollout.ledger import Slot
 
+_MANY = 100_000  # objects that were made in a pause: from here on they are not gone through even once
+
 
 class Recall:
     """Reads what an earlier life has left. Ten thousand episodes at a start wake writer and event loop once, not ten
@@ -80,9 +82,14 @@ class _GarbagePause:
         gc.disable()
 
     def end(self) -> None:
-        if self._holds:
-            self._holds = False
-            gc.enable()
+        if not self._holds:
+            return
+        self._holds = False
+        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+            # To the permanent generation and from there to the oldest: as if they had been gone through.
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
 
     def __del__(self) -> None:
         self.end()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import resource
 import tempfile
@@ -183,6 +184,8 @@ async def recover(path: Path, episodes: int, tokens: int) -> tuple[float, float]
     await engine.all_wait.wait()
     watch.lap("every episode asks for its next token")
     spent = watch.total()
+    gc.collect()
+    watch.lap("not counted: the first full garbage collection, which is put off until they generate")
     restored = list(collector._attempts.active.values())
     sampled = sum(recorder.episode.sampled for recorder in restored) / len(restored)
     turns = sum(recorder.episode.turn for recorder in restored) / len(restored) + 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from gspo_agent.errors import JournalError
 from gspo_agent.rollout.events import Begun, Episode, Observed, Sampled
 from gspo_agent.rollout.groups import Slot
 from gspo_agent.rollout.journal import Journal
-from gspo_agent.rollout.recall import Recall
+from gspo_agent.rollout.recall import _MANY, Recall, _GarbagePause
 from gspo_agent.trajectory import Segment
 
 SLOTS = [Slot(number, 1, number - 1, 0, 10 * number, running=True) for number in (1, 2, 3)]
@@ -90,6 +92,40 @@ async def test_the_garbage_collector_is_left_as_it_was(journal: Journal, enabled
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
+
+
+class Node:
+    """May be its own neighbour, and is garbage then that only the collector finds."""
+
+    neighbour: Any = None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_made_in_a_pause_is_old_at_once_and_still_collected(frozen: bool) -> None:
+    gc.collect()
+    if frozen:  # by whoever runs this process, and that stays so
+        gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        pause = _GarbagePause()
+        kept, node = [[] for _ in range(2 * _MANY)], Node()
+        node.neighbour, gone = node, weakref.ref(node)
+        del node
+        pause.end()
+        assert gc.get_freeze_count() == before
+        assert any(each is kept for each in gc.get_objects(generation=2)) is not frozen
+        assert gone() is not None or frozen
+        gc.collect()
+        assert gone() is None
+    finally:
+        gc.unfreeze()
+
+
+def test_after_a_short_pause_the_young_stay_young() -> None:
+    gc.collect()
+    pause, kept = _GarbagePause(), [[]]
+    pause.end()
+    assert not any(each is kept for each in gc.get_objects(generation=2))
 
 
 def test_an_event_loop_that_ends_too_early_leaves_the_garbage_collector_at_work(journal: Journal) -> None:
