@@ -1,0 +1,253 @@
+"""The calls around generation: pause, weights, memory, adapters, cache."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from gspo_agent.testing.sglang_server.backend import Backend
+from gspo_agent.testing.sglang_server.call import Call, Routes
+from gspo_agent.testing.sglang_server.reply import answer, done, refusal
+
+PARTS = frozenset({"weights", "kv_cache"})
+NO_SESSION = "{} must run between begin_weight_update() and end_weight_update()"
+NOT_FLUSHED = (
+    "Weights were updated, but the cache was not flushed because requests are still running or queued. "
+    "Retract or finish them, then call /flush_cache."
+)
+NO_LORA = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
+
+
+def _has_weights(path: Path) -> bool:
+    return any(path.glob("*.safetensors"))
+
+
+class Control:
+    def __init__(self, backend: Backend, *, ranks: int, lora: bool) -> None:
+        """
+        Args:
+            ranks: Tensor-parallel ranks: so many handles an update from tensors has.
+            lora: Whether adapters can be loaded.
+        """
+        self.backend, self.ranks, self.lora = backend, ranks, lora
+        self.session = False
+        """Whether an update is open, between begin and end."""
+        self.groups: set[str] = set()
+        self.adapters: dict[str, str] = {}
+        self.loaded: list[tuple[str, str | None]] = []
+        """(path, or names of tensors; version) of every update that took place."""
+        self.update_delay = 0.0
+        """Seconds that an update takes."""
+
+    def routes(self) -> Routes:
+        return {
+            "POST /pause_generation": self.pause,
+            "POST /continue_generation": self.resume,
+            "POST /update_weights_from_disk": self.update_from_disk,
+            "POST /update_weights_from_distributed": self.update_from_distributed,
+            "POST /update_weights_from_tensor": self.update_from_tensor,
+            "POST /begin_weight_update": self.begin,
+            "POST /end_weight_update": self.end,
+            "POST /init_weights_update_group": self.init_group,
+            "POST /destroy_weights_update_group": self.destroy_group,
+            "POST /update_weight_version": self.update_version,
+            "GET|POST /flush_cache": self.flush,
+            "GET|POST /release_memory_occupation": self.release_memory,
+            "GET|POST /resume_memory_occupation": self.resume_memory,
+            "POST /load_lora_adapter": self.load_adapter,
+            "POST /unload_lora_adapter": self.unload_adapter,
+        }
+
+    async def pause(self, call: Call) -> web.Response:
+        mode = call.body.get("mode") or "abort"
+        if mode not in ("abort", "retract", "in_place"):
+            return refusal(f"mode: {mode!r} is none of abort, retract, in_place")
+        gate = self.backend.gate
+        async with gate.pausing:
+            gate.paused = True
+            if mode != "abort":
+                self.backend.scheduler.pause(retract=mode == "retract")
+            # It waits with the condition held, so after an in_place pause, which lets nothing end, this never returns.
+            while mode == "abort" and gate.inside:
+                self.backend.abort_all()
+                await asyncio.sleep(0.001)
+        return answer({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, call: Call) -> web.Response:
+        if self.backend.released:
+            return refusal(f"memory is released: {sorted(self.backend.released)}; the real server breaks here")
+        gate = self.backend.gate
+        async with gate.pausing:
+            gate.paused = False
+            self.backend.scheduler.resume()
+            gate.pausing.notify_all()
+        return answer({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def update_from_disk(self, call: Call) -> web.Response:
+        body = call.body
+        path = Path(body["model_path"])
+        problem = None
+        if body.get("load_format") != "dummy" and not await asyncio.to_thread(_has_weights, path):
+            problem = f"Failed to get weights iterator: Cannot find any model weights with `{path}`."
+        success, message = await self._update(call, str(path), problem, "Succeeded to update model weights.")
+        if success:
+            self.backend.model_path = str(path)
+        return done(success, message, num_paused_requests=0)
+
+    async def update_from_distributed(self, call: Call) -> web.Response:
+        body = call.body
+        group = body.get("group_name", "weight_update_group")
+        problem = None
+        if not self.session:
+            problem = NO_SESSION.format("update_weights_from_distributed")
+        elif group not in self.groups:
+            problem = f"Failed to receive weights: Group {group} not in {sorted(self.groups)}."
+        elif not len(body["names"]) == len(body["dtypes"]) == len(body["shapes"]):
+            problem = "Failed to receive weights: names, dtypes and shapes differ in length."
+        return done(
+            *await self._update(call, " ".join(body["names"]), problem, "Succeeded to update parameter online.")
+        )
+
+    async def update_from_tensor(self, call: Call) -> web.Response:
+        handles = call.body["serialized_named_tensors"]
+        problem = None if self.session else NO_SESSION.format("update_weights_from_tensor")
+        if problem is None and len(handles) != self.ranks:
+            problem = f"{len(handles)} handles for {self.ranks} tensor-parallel ranks"
+        try:
+            for handle in handles:
+                base64.b64decode(handle, validate=True)
+        except (binascii.Error, TypeError) as error:
+            return refusal(f"serialized_named_tensors: {error}")
+        return done(*await self._update(call, "tensors", problem, "Success"))
+
+    async def _update(self, call: Call, what: str, problem: str | None, message: str) -> tuple[bool, str]:
+        """What all updates do, in the server's order: the version changes before the cache refuses to be flushed."""
+        body, backend = call.body, self.backend
+        version: str | None = body.get("weight_version")
+        unchanged = any(fault.kind == "unchanged" for fault in call.faults)
+        if body.get("abort_all_requests", False):
+            backend.abort_all()
+        async with backend.gate.update():
+            await asyncio.sleep(self.update_delay)
+            if problem is None and "weights" in backend.released:
+                problem = "the memory of the weights is released; the real server breaks here"
+            if problem is not None:
+                return False, problem
+            if not unchanged:
+                self.loaded.append((what, version))
+                backend.scheduler.change_version(version)
+                if body.get("flush_cache", True) and not self._flush():
+                    return False, NOT_FLUSHED
+        if version is not None:
+            message += f" Weight version updated to {version}."
+            if not unchanged:
+                backend.weight_version = version
+        return True, message
+
+    def _flush(self) -> bool:
+        idle = self.backend.scheduler.idle()
+        if idle:
+            self.backend.scheduler.cache.clear()
+        return idle
+
+    async def begin(self, call: Call) -> web.Response:
+        async with self.backend.gate.update():
+            if self.session:
+                return done(False, "a weight-update session is already open; call end_weight_update() first")
+            self.session = True
+        return done(True, "Success")
+
+    async def end(self, call: Call) -> web.Response:
+        async with self.backend.gate.update():
+            if not self.session:
+                return done(False, "no weight-update session is open; call begin_weight_update() first")
+            self.session = False
+        return done(True, "Success")
+
+    async def init_group(self, call: Call) -> web.Response:
+        body = call.body
+        missing = [key for key in ("master_address", "master_port", "rank_offset", "world_size") if key not in body]
+        if missing:
+            return refusal(f"missing: {missing}")
+        group = body.get("group_name", "weight_update_group")
+        if group in self.groups:
+            return done(False, f"Failed to initialize custom process group: The group name {group} is already in use.")
+        self.groups.add(group)
+        return done(True, "Succeeded to initialize custom process group.")
+
+    async def destroy_group(self, call: Call) -> web.Response:
+        group = call.body.get("group_name", "weight_update_group")
+        if group not in self.groups:
+            return done(False, "The group to be destroyed does not exist.")
+        self.groups.remove(group)
+        return done(True, "Succeeded to destroy custom process group.")
+
+    async def update_version(self, call: Call) -> web.Response:
+        body = call.body
+        version = body["new_version"]
+        if body.get("abort_all_requests", True):
+            self.backend.abort_all()
+        if not any(fault.kind == "unchanged" for fault in call.faults):
+            self.backend.scheduler.change_version(version)
+            self.backend.weight_version = version
+        return done(True, f"Weight version updated to {version}", new_version=version)
+
+    async def release_memory(self, call: Call) -> web.Response:
+        tags = set(call.body.get("tags") or PARTS)
+        backend = self.backend
+        if not backend.scheduler.idle():
+            return refusal("release_memory_occupation should be called only when server is idle.")
+        if tags - PARTS or tags & backend.released:
+            return refusal(
+                f"cannot release {sorted(tags)}: {sorted(backend.released)} are released, known {sorted(PARTS)}"
+            )
+        backend.released |= tags
+        if "kv_cache" in tags:
+            backend.scheduler.cache.clear()
+        return answer(None)
+
+    async def resume_memory(self, call: Call) -> web.Response:
+        tags = set(call.body.get("tags") or PARTS)
+        if not tags <= self.backend.released:
+            return refusal(f"cannot resume {sorted(tags)}: released are {sorted(self.backend.released)}")
+        self.backend.released -= tags
+        return answer(None)
+
+    async def flush(self, call: Call) -> web.Response:
+        deadline = asyncio.get_running_loop().time() + float(call.http.query.get("timeout", 0))
+        # Nothing tells of idleness, and nobody but a caller that gave a timeout waits for it.
+        while not self.backend.scheduler.idle() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if self._flush():
+            return web.Response(text="Cache flushed.\n")
+        return web.Response(text="Flush cache failed.\n", status=400)
+
+    async def load_adapter(self, call: Call) -> web.Response:
+        name, path = call.body["lora_name"], call.body["lora_path"]
+        if not self.lora:
+            return self._adapters(NO_LORA)
+        if name in self.adapters:
+            return self._adapters(f"LoRA adapter {name} already loaded.")
+        self.adapters[name] = path
+        return self._adapters(None)
+
+    async def unload_adapter(self, call: Call) -> web.Response:
+        name = call.body["lora_name"]
+        if not self.lora:
+            return self._adapters(NO_LORA)
+        if self.adapters.pop(name, None) is None:
+            return self._adapters(f"LoRA adapter {name} does not exist.")
+        return self._adapters(None)
+
+    def _adapters(self, problem: str | None) -> web.Response:
+        content: dict[str, Any] = {
+            "success": problem is None,
+            "error_message": problem,
+            "loaded_adapters": self.adapters,
+        }
+        return answer(content, 200 if problem is None else 400)
