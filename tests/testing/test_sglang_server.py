@@ -3,67 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+import sys
+from itertools import chain
 
 import aiohttp
 import orjson
 import pytest
 
-from gspo_agent.messages import user
-from gspo_agent.testing import ByteChat
 from gspo_agent.testing.scripted import scripted_logprob
-from gspo_agent.testing.sglang_server import SGLangServer
 from gspo_agent.testing.sglang_server.model import BLOCK
-
-CHAT = ByteChat()
-PROMPT = CHAT.open([user("a question that is longer than one block of the cache")], [])
-TURN = CHAT.turn("an answer of some tokens, " * 8)
-FREE = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-QUEUED = {"type": "abort", "message": "Abort in waiting queue"}
-
-
-class Client:
-    """The calls that the tests make, bare."""
-
-    def __init__(self, server: SGLangServer, session: aiohttp.ClientSession) -> None:
-        self.server, self.session = server, session
-
-    async def post(self, route: str, **body: Any) -> tuple[int, Any]:
-        async with self.session.post(self.server.url + route, json=body) as response:
-            raw = await response.read()
-            return response.status, orjson.loads(raw) if raw[:1] in (b"{", b"n") else raw
-
-    async def get(self, route: str) -> tuple[int, Any]:
-        async with self.session.get(self.server.url + route) as response:
-            raw = await response.read()
-            return response.status, orjson.loads(raw) if raw[:1] == b"{" else raw
-
-    async def generate(self, rid: str, token_ids: list[int] = PROMPT, new: int = 1000, **more: Any) -> tuple[int, Any]:
-        sampling = {"max_new_tokens": new, "stop_token_ids": [CHAT.END], "sampling_seed": 3}
-        body = {"rid": rid, "input_ids": token_ids, "return_logprob": True, "sampling_params": sampling, **more}
-        return await self.post("/generate", **body)
-
-    def start(self, rid: str, **more: Any) -> asyncio.Task[tuple[int, Any]]:
-        return asyncio.create_task(self.generate(rid, **more))
-
-
-@asynccontextmanager
-async def scene(**options: Any) -> AsyncIterator[tuple[SGLangServer, Client]]:
-    async with SGLangServer(lambda prompt, seed: TURN, **options) as server, aiohttp.ClientSession() as session:
-        yield server, Client(server, session)
-
-
-def spans(*parts: tuple[str, int, int]) -> list[dict[str, Any]]:
-    return [{"version": version, "start": start, "end": end} for version, start, end in parts]
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> str:
-    (tmp_path / "model.safetensors").touch()
-    return str(tmp_path)
+from tests.testing.wire import CHAT, FREE, PROMPT, QUEUED, TURN, scene, spans
 
 
 async def test_a_reply_has_ids_logprobs_and_spans_of_one_length() -> None:
@@ -116,28 +65,6 @@ async def test_an_abort_ends_what_begins_with_the_id_of_a_live_request_and_nothi
         assert [(await task)[1]["output_ids"] for task in pair] == [TURN[:5], TURN[:5]]
 
 
-async def test_an_update_in_a_pause_splits_the_versions_exactly_there(weights: str) -> None:
-    async with scene() as (server, client):
-        server.hold_after = 37
-        task = client.start("a")
-        await server.sampled(37)
-        await client.post("/pause_generation", mode="in_place")
-        waiting = client.start("b")
-        await server.received("/generate", 2)
-        status, reply = await client.post(
-            "/update_weights_from_disk", model_path=weights, weight_version="7", flush_cache=False
-        )
-        assert (status, reply["success"]) == (200, True)
-        assert (await client.get("/ready"))[0] == 503
-        server.hold_after = None
-        await client.post("/continue_generation")
-        meta = (await task)[1]["meta_info"]
-        assert meta["weight_versions"] == spans(("default", 0, 37), ("7", 37, len(TURN)))
-        assert meta["weight_version"] == "7"
-        assert (await waiting)[1]["meta_info"]["weight_versions"] == spans(("7", 0, len(TURN)))
-        assert (await client.get("/model_info"))[1]["weight_version"] == server.weight_version == "7"
-
-
 async def test_a_token_outside_the_vocabulary_takes_everything_down_until_a_restart(weights: str) -> None:
     async with scene() as (server, client):
         await client.post("/update_weights_from_disk", model_path=weights, weight_version="7")
@@ -154,3 +81,130 @@ async def test_a_token_outside_the_vocabulary_takes_everything_down_until_a_rest
         assert (await client.get("/health"))[0] == 200
         assert (await client.get("/model_info"))[1]["weight_version"] == "default"
         assert (await client.generate("guilty"))[1]["output_ids"] == TURN
+
+
+async def test_an_aborted_request_may_end_with_the_stop_token() -> None:
+    async with scene() as (server, client):
+        server.hold_after = len(TURN) - 1
+        task = client.start("a")
+        await server.sampled(len(TURN) - 1)
+        await client.post("/pause_generation", mode="in_place")
+        await client.post("/abort_request", rid="a")
+        server.hold_after = None
+        await client.post("/continue_generation")
+        reply = (await task)[1]
+        assert (reply["output_ids"], reply["meta_info"]["finish_reason"]) == (TURN, FREE)
+
+
+async def test_an_abort_in_the_queue_has_no_prompt_tokens_and_only_the_tokens_that_were_reported() -> None:
+    async with scene(max_running=1) as (server, client):
+        server.hold_after = 60
+        first, second = client.start("first"), client.start("second")
+        await server.sampled(60)
+        await client.post("/abort_request", rid="second")
+        empty = (await second)[1]
+        assert (empty["output_ids"], empty["meta_info"]["finish_reason"]) == ([], QUEUED)
+        assert "prompt_tokens" not in empty["meta_info"]
+        assert empty["meta_info"]["output_token_logprobs"] == []
+        assert empty["meta_info"]["weight_versions"] == spans(("default", 0, 0))
+        server.scheduler.max_running = 0
+        server.retract()
+        await client.post("/abort_request", rid="first")
+        partial = (await first)[1]
+        assert (partial["output_ids"], partial["meta_info"]["completion_tokens"]) == (TURN[:50], 50)
+        assert len(partial["meta_info"]["output_token_logprobs"]) == 50
+
+
+async def test_a_full_retraction_costs_nothing_but_a_count() -> None:
+    async with scene() as (server, client):
+        server.hold_after = 20
+        task = client.start("a")
+        await server.sampled(20)
+        server.retract()
+        server.hold_after = None
+        reply = (await task)[1]
+        assert (reply["output_ids"], reply["meta_info"]["num_retractions"]) == (TURN, 1)
+
+
+async def test_a_stream_is_cumulative_or_in_increments_and_tells_versions_at_its_end() -> None:
+    for incremental in (False, True):
+        async with scene(incremental=incremental) as (_, client):
+            status, raw = await client.generate("s", stream=True)
+            *events, end = [line.removeprefix(b"data: ") for line in raw.strip().split(b"\n\n")]
+            replies = [orjson.loads(event) for event in events]
+            assert (status, end) == (200, b"[DONE]")
+            assert len(replies) > 1
+            parts = [reply["output_ids"] for reply in replies]
+            assert (list(chain(*parts)) if incremental else parts[-1]) == TURN
+            assert all(
+                len(part) == len(r["meta_info"]["output_token_logprobs"])
+                for part, r in zip(parts, replies, strict=True)
+            )
+            assert ["weight_versions" in reply["meta_info"] for reply in replies] == [False] * (len(parts) - 1) + [True]
+            assert [reply["meta_info"]["finish_reason"] is None for reply in replies][-2:] == [True, False]
+
+
+async def test_requests_that_cannot_be_served_are_refused_as_the_server_refuses_them() -> None:
+    async with scene(context_tokens=100) as (server, client):
+        server.hold_after = 5
+        task = client.start("a", new=10)
+        await server.sampled(5)
+        for problem, body in {
+            "Duplicate request ID": {"rid": "a"},
+            "longer than the model's context": {"rid": "b", "token_ids": [1] * 100},
+            "exceeds the model's maximum context": {"rid": "c", "new": 60},
+            "is empty": {"rid": "d", "token_ids": []},
+            "no tokenizer": {"rid": "e", "text": "x", "token_ids": None},
+            "at least 0": {"rid": "f", "new": -1},
+        }.items():
+            status, reply = await client.generate(**body)
+            assert (status, problem in reply["error"]["message"]) == (400, True), (problem, reply)
+        server.hold_after = None
+        assert (await task)[1]["output_ids"] == TURN[:10]
+
+
+async def test_a_closed_connection_ends_its_request() -> None:
+    async with scene() as (server, client):
+        server.hold_after = 5
+        task = client.start("a")
+        await server.sampled(5)
+        task.cancel()
+        while server.scheduler.live:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        server.hold_after = None
+        assert (await client.generate("a"))[1]["output_ids"] == TURN
+
+
+async def test_health_fails_in_a_pause_and_loads_count_requests() -> None:
+    async with scene(health_timeout=0.01, max_running=1) as (server, client):
+        assert (await client.get("/health_generate"))[0] == 200
+        server.hold_after = 5
+        tasks = [client.start(f"{n}/") for n in range(3)]
+        await server.sampled(5)
+        [load] = (await client.get("/v1/loads?include=core"))[1]["loads"]
+        assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (1, 2)
+        await client.post("/pause_generation", mode="in_place")
+        assert (await client.get("/health"))[0] == 503
+        server.hold_after = None
+        await client.post("/continue_generation")
+        await asyncio.gather(*tasks)
+        assert (await client.get("/server_info"))[1]["version"] == "0.5.23"
+
+
+async def test_drawn_ids_are_in_the_vocabulary_and_go_on_after_a_cut() -> None:
+    async with scene(answer=None, vocab_size=50) as (_, client):
+        whole = (await client.generate("a", [1, 2], new=40))[1]["output_ids"]
+        part = (await client.generate("b", [1, 2, *whole[:13]], new=27))[1]["output_ids"]
+        assert (max(whole) < 50, len(set(whole)) > 10, [*whole[:13], *part]) == (True, True, whole)
+
+
+async def test_it_runs_as_a_process_of_its_own() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gspo_agent.testing.sglang_server", "--vocab-size", "50", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    url = (await process.stdout.readline()).decode().strip()
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/model_info") as response:
+        assert (await response.json())["weight_version"] == "default"
+    process.terminate()
+    assert await process.wait() == 0

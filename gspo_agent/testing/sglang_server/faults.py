@@ -33,7 +33,8 @@ crash     the whole server goes down, every connection with it.
 late      all is done; the answer waits for `release()`.
 cut body  all is done; the connection is closed in the middle of the answer; in a stream, of the first event with
           `after` tokens.
-duplicate the answer is sent twice (in a stream: its last event).
+duplicate the answer is sent once more at `release()`, on a connection that may serve another request by then; in a
+          stream, the last event is sent twice.
 reply     `change` edits the answer; see WRONG for ready ones.
 
 On /generate:

@@ -21,6 +21,7 @@ from gspo_agent.testing.sglang_server.info import Info
 from gspo_agent.testing.sglang_server.model import Model
 from gspo_agent.testing.sglang_server.reply import failure, refusal
 from gspo_agent.testing.sglang_server.scheduler import Scheduler
+from gspo_agent.testing.sglang_server.site import Site
 
 
 class Received(NamedTuple):
@@ -78,7 +79,7 @@ class SGLangServer:
             health_timeout: Seconds after which /health answers 503 while nothing can be computed.
             port: 0 takes a free one and keeps it over restarts.
         """
-        self.host, self.port = host, port
+        self._site = Site(host, port)
         self.requests: list[Received] = []
         """Every call, in the order in which they came."""
         self.faults: list[Fault] = []
@@ -111,16 +112,15 @@ class SGLangServer:
 
         self._life = life
         self._backend, self.control, self._routes = life()
-        self._runner: web.AppRunner | None = None
         self._closing: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{self._site.host}:{self._site.port}"
 
     @property
     def up(self) -> bool:
-        return self._runner is not None
+        return self._site.up
 
     @property
     def weight_version(self) -> str:
@@ -166,30 +166,14 @@ class SGLangServer:
             await asyncio.sleep(0.001)
 
     async def start(self) -> SGLangServer:
-        app = web.Application(client_max_size=1 << 30)
-        for line, handler in self._routes.items():
-            methods, path = line.split()
-            for method in methods.split("|"):
-                app.router.add_route(method, path, partial(self._answer, handler))
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.host, self.port, reuse_address=True).start()
-        self.port = self._runner.addresses[0][1]
+        await self._site.open({line: partial(self._answer, handler) for line, handler in self._routes.items()})
         self._backend.spawn(self.scheduler.run())
         return self
 
     def crash(self) -> None:
         """Goes down at once, every connection cut wherever it was; `restart` brings it back."""
-        runner, self._runner = self._runner, None
-        if runner is None:
-            return
-        for site in runner.sites:
-            if (listener := getattr(site, "_server", None)) is not None:
-                listener.close()
-        for connection in runner.server.connections if runner.server else []:
-            if connection.transport is not None:
-                connection.transport.abort()
-        self._closing = asyncio.create_task(self._close(runner, self._backend))
+        if (runner := self._site.cut()) is not None:
+            self._closing = asyncio.create_task(self._close(runner, self._backend))
 
     @staticmethod
     async def _close(runner: web.AppRunner, backend: Backend) -> None:
@@ -260,6 +244,12 @@ class SGLangServer:
                 await part.write(body[: len(body) // 2])
                 await call.cut()
             elif fault.kind == "duplicate" and call.http.transport is not None:
-                head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-                call.http.transport.write(head.encode() + body)
+                self._backend.spawn(self._repeat(fault, call.http.transport, body))
         return response
+
+    @staticmethod
+    async def _repeat(fault: Fault, transport: asyncio.Transport, body: bytes) -> None:
+        """The same answer once more on the connection, whatever that is used for by then."""
+        await fault.released()
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        transport.write(head.encode() + body)
