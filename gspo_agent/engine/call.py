@@ -1,0 +1,84 @@
+"""One request of an engine, from the moment it is made until its reply: where it is, and how it is ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gspo_agent.engine.worker import Worker
+
+
+def escaped(prefix: str) -> str:
+    """What the names of all requests begin with whose id begins with `prefix`."""
+    return prefix.replace("~", "~~")
+
+
+class Call:
+    """Is asked for by one `generate`. Others may end it at any time, wherever it is."""
+
+    __slots__ = ("_deadline", "_limit", "_waiter", "aborted", "id", "over", "rid", "session", "tries", "worker")
+
+    def __init__(self, request_id: str, limit: float | None) -> None:
+        """`limit`: seconds that one try may take."""
+        self.id = request_id
+        self.session = request_id.rpartition("-")[0] or request_id
+        """What requests of one episode have in common."""
+        self.rid = ""
+        """Its name at the server, another for each try."""
+        self.tries = 0
+        self.aborted = self.over = False
+        self.worker: Worker | None = None
+        """Where it is in flight."""
+        self._limit = limit
+        self._deadline: asyncio.Timeout | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def next_rid(self) -> str:
+        """A name that no other begins with, since servers abort by prefix: a single "~" is in none but at its end."""
+        self.tries += 1
+        self.rid = f"{escaped(self.id)}~{self.tries}~"
+        return self.rid
+
+    def abort(self, grace: float) -> None:
+        """It is to end with what it has, within `grace` seconds if it is in flight."""
+        self.aborted = True
+        self.wake()
+        self._end_within(grace)
+
+    def cut(self) -> None:
+        """Its reply is not waited for any longer; it is asked for again."""
+        self._end_within(0.0)
+
+    def hold(self, held: bool) -> None:
+        """While it is held, its time does not run."""
+        if self._deadline is not None and not self.aborted and not self._deadline.expired():
+            self._deadline.reschedule(None if held or self._limit is None else self._now() + self._limit)
+
+    def flight(self, *, held: bool) -> asyncio.Timeout:
+        """Around one try: TimeoutError where its time is over, or it was cut."""
+        self._deadline = asyncio.timeout(None if held else self._limit)
+        return self._deadline
+
+    def landed(self) -> None:
+        self._deadline = None
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Returns when somebody wakes it, or after so many seconds."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait((self._waiter,), timeout=seconds)
+        finally:
+            self._waiter = None
+
+    def _end_within(self, seconds: float) -> None:
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(self._now() + seconds)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,384 @@
+"""Fleet: any number of SGLang servers at one version of the weights. Who is not at it gets no request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import aiohttp
+
+from gspo_agent.engine.call import Call
+from gspo_agent.engine.router import Router
+from gspo_agent.engine.worker import Refused, State, Unavailable, Worker
+from gspo_agent.errors import ConfigError, EngineError
+
+_log = logging.getLogger(__name__)
+PauseMode = Literal["in_place", "retract", "abort"]
+_HOMES = 1 << 17
+_LAST_SECONDS = 60.0  # the longest that passes between two tries to bring a server back
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The weights that all are to have."""
+
+    version: str
+    path: str | None
+    """None: nobody knows where they lie; who lacks them stays out."""
+
+
+class Fleet:
+    """The servers, who among them may be asked, and the tasks that look after them.
+
+    One task per server looks at it every `look_every` seconds, or at once where something went wrong. A server that
+    does not answer, or has other weights, is taken out: its requests go elsewhere. When it answers again it is given
+    the current weights, they are verified, and only then does it get requests.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        http: aiohttp.ClientSession,
+        *,
+        pause_mode: PauseMode,
+        flush_cache: bool,
+        look_every: float,
+        max_misses: int,
+        probe: Callable[[Worker], Awaitable[None]],
+    ) -> None:
+        """`probe` raises where a server that was examined cannot be worked with all the same."""
+        self.workers: list[Worker] = []
+        self.target: Target | None = None
+        self.paused = False
+        self.waiting: set[Call] = set()
+        """Calls that wait until somebody can be asked."""
+        self._urls, self._http = [url.rstrip("/") for url in urls], http
+        self._pause_mode, self._flush_cache, self._look_every = pause_mode, flush_cache, look_every
+        self._max_misses, self._probe = max_misses, probe
+        self._homes: OrderedDict[str, Worker] = OrderedDict()
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def serving(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.state is not State.OUT]
+
+    @property
+    def namespaced(self) -> bool:
+        """Whether requests keep their cached prefixes apart by weights: a pause in place does not let go of what
+        requests in flight hold, so servers cannot flush then."""
+        return self._flush_cache and self._pause_mode == "in_place"
+
+    def calls(self) -> Iterator[Call]:
+        """In flight, at any server."""
+        for worker in self.workers:
+            yield from worker.calls
+
+    def problems(self) -> str:
+        """Who is out, and why."""
+        out = [f"{worker.url}: {worker.problem}" for worker in self.workers if worker.state is State.OUT]
+        return "; ".join(out) or "no server is known"
+
+    # ---- who is asked
+
+    def choose(self, session: str, avoid: Worker | None = None) -> Worker | None:
+        """The server that has the session's prefix, else the one with the fewest requests. None: wait."""
+        serving = self.serving
+        others = [worker for worker in serving if worker is not avoid] or serving
+        if self.paused or not others:
+            return None
+        home = self._homes.get(session)
+        if home not in others:
+            home = min(others, key=lambda worker: len(worker.calls))
+        assert home is not None
+        if home.state is not State.SERVING:
+            return None
+        self._homes[session] = home
+        self._homes.move_to_end(session)
+        if len(self._homes) > _HOMES:
+            self._homes.popitem(last=False)
+        return home
+
+    def suspect(self, worker: Worker, problem: str) -> None:
+        """Nobody asks it, nor whoever is behind the same router, until a look found it well."""
+        for other in self.workers:
+            if other.entry == worker.entry:
+                self._take_out(other, problem)
+                other.wanted.set()
+
+    def _take_out(self, worker: Worker, problem: str) -> None:
+        if worker.state is not State.OUT:
+            _log.warning("%s gets no requests: %s", worker.url, problem)
+        worker.state, worker.problem = State.OUT, problem
+        self._wake()
+
+    async def _put_in(self, worker: Worker) -> None:
+        if worker.router is not None:
+            await worker.router.put_in(worker)
+        if worker in self.workers:
+            worker.state, worker.problem = State.SERVING, ""
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        for call in self.waiting:
+            call.wake()
+
+    # ---- who is there
+
+    async def open(self, patience: float, *, adopt: bool) -> None:
+        """Returns when at least one server answered and is what it should be; the others are waited for meanwhile.
+
+        With `adopt`, what they have is what they shall have. Raises ConfigError for one that cannot be worked with, or
+        where they were to be adopted and differ; EngineError where none answers for so many seconds.
+        """
+        for url in self._urls:
+            await self.add(url, keep=False)
+        try:
+            async with asyncio.timeout(patience):
+                while not await self._examine_all():  # noqa: ASYNC110 -- a server that starts tells nobody
+                    await asyncio.sleep(min(1.0, self._look_every))
+        except TimeoutError:
+            raise EngineError(
+                f"no SGLang server answers: {self.problems()}; start one, or correct engine.urls"
+            ) from None
+        if adopt:
+            found = {worker.url: str(worker.weights) for worker in self.workers if worker.sglang}
+            if len(set(found.values())) > 1:
+                raise ConfigError(f"servers have different weights: {found}; update them, or leave weight_version out")
+            self.target = Target(next(iter(found.values())), None)
+            await self._bring([worker for worker in self.workers if worker.sglang])
+        for worker in self.workers:
+            self._keep(worker)
+
+    async def _examine_all(self) -> bool:
+        """Whether one is what it should be."""
+        outcomes = await asyncio.gather(*(self._examine(worker) for worker in self.workers), return_exceptions=True)
+        for worker, outcome in zip(self.workers, outcomes, strict=True):
+            if isinstance(outcome, Unavailable | Refused):
+                worker.problem = str(outcome)
+            elif outcome is not None:
+                raise outcome
+        return any(outcome is None for outcome in outcomes)
+
+    async def _examine(self, worker: Worker) -> None:
+        await worker.examine()
+        await worker.resume()  # whoever paused it before may be dead
+        await self._probe(worker)
+
+    async def add(self, url: str, *, keep: bool = True) -> None:
+        """A server, or a router with all that are behind it, joins; it is asked once it has the current weights."""
+        router = Router(url.rstrip("/"), self._http)
+        try:
+            found = await router.workers()
+        except (Unavailable, Refused):
+            self._join(Worker(router.url, self._http), keep)
+            return
+        for behind in found:
+            self._join(Worker(behind, self._http, router=router), keep)
+        self._start(router.url, self._keep_router(router))
+
+    def remove(self, url: str) -> None:
+        """A server, or a router with all that are behind it, leaves; what is being worked on may end."""
+        url = url.rstrip("/")
+        gone = [worker for worker in self.workers if url in (worker.url, worker.entry)]
+        self.workers = [worker for worker in self.workers if worker not in gone]
+        for worker in gone:
+            self._take_out(worker, "it left")
+        for name in {url, *(worker.url for worker in gone)} & self._keepers.keys():
+            self._keepers.pop(name).cancel()
+
+    async def close(self) -> None:
+        keepers = list(self._keepers.values())
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+
+    def _join(self, worker: Worker, keep: bool) -> None:
+        if any(known.url == worker.url for known in self.workers):
+            return
+        self.workers.append(worker)
+        if keep:
+            self._keep(worker)
+
+    # ---- who looks after them
+
+    def _keep(self, worker: Worker) -> None:
+        self._start(worker.url, self._keep_worker(worker))
+
+    def _start(self, name: str, coroutine: Awaitable[None]) -> None:
+        if name not in self._keepers:
+            self._keepers[name] = asyncio.ensure_future(coroutine)
+
+    async def _keep_worker(self, worker: Worker) -> None:
+        """Looks at one server, every now and then and whenever it is wanted; less often while it cannot be brought
+        back."""
+        pause = self._look_every
+        while True:
+            try:
+                async with asyncio.timeout(pause):
+                    await worker.wanted.wait()
+            except TimeoutError:
+                pass
+            worker.wanted.clear()
+            try:
+                await self._look(worker)
+                pause = self._look_every
+            except Refused as refused:  # it is there, and cannot be given the weights
+                self._take_out(worker, str(refused))
+                pause = min(2 * pause, _LAST_SECONDS)
+            except (Unavailable, ConfigError, EngineError) as problem:
+                self._miss(worker, problem)
+                pause = self._look_every
+
+    def _miss(self, worker: Worker, problem: Exception) -> None:
+        worker.misses += 1
+        if worker.state is State.OUT:
+            worker.problem = str(problem)
+        if worker.misses >= self._max_misses:
+            self._take_out(worker, str(problem))
+            worker.sglang = ""  # what comes back may be another
+            for call in worker.calls:
+                call.cut()
+
+    async def _look(self, worker: Worker) -> None:
+        if worker.lock.locked():
+            return
+        async with worker.lock:
+            await worker.model_info()
+            if worker.router is not None:
+                await worker.router.workers()
+            worker.misses = 0
+            if not worker.sglang:
+                await self._examine(worker)
+            target = self.target
+            if target is None:
+                return
+            if worker.weights != target.version:
+                await self._take_from_traffic(worker, f"it has weights {worker.weights!r}, not {target.version!r}")
+                if target.path is None:
+                    return
+                await self._give(worker, target)
+            elif worker.state is State.OUT:
+                await (worker.pause("in_place") if self.paused else worker.resume())
+            if worker.state is State.OUT and target is self.target:
+                await self._put_in(worker)
+                _log.info("%s gets requests, at weights %s", worker.url, target.version)
+
+    async def _take_from_traffic(self, worker: Worker, problem: str) -> None:
+        self._take_out(worker, problem)
+        if worker.router is not None:
+            await worker.router.take_out(worker)
+        for call in worker.calls:  # replies of other weights are discarded anyway
+            call.cut()
+
+    async def _keep_router(self, router: Router) -> None:
+        """Follows who joins and leaves a router."""
+        while True:
+            await asyncio.sleep(self._look_every)
+            try:
+                found = await router.workers()
+            except (Unavailable, Refused):
+                continue
+            for worker in [worker for worker in self.workers if worker.router is router]:
+                if worker.state is State.SERVING and worker.url not in found:
+                    self.remove(worker.url)
+            for behind in found:
+                self._join(Worker(behind, self._http, router=router), keep=True)
+
+    # ---- what they all do
+
+    async def update(self, target: Target, patience: float) -> None:
+        """Returns when every server that gets requests has these weights, verified, and at least one does.
+
+        Raises EngineError where all that answer refuse, or none answers for so many seconds.
+        """
+        self.target = target
+        for worker in self.workers:
+            if worker.state is State.SERVING:
+                worker.state = State.UPDATING
+        refusals = await self._bring([worker for worker in self.workers if worker.sglang])
+        try:
+            async with asyncio.timeout(patience):
+                while not self.serving:
+                    if refusals and all(worker.url in refusals for worker in self.workers if worker.sglang):
+                        raise EngineError(f"no server took weights {target.version}: {'; '.join(refusals.values())}")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise EngineError(f"no server could be given weights {target.version}: {self.problems()}") from None
+
+    async def _bring(self, workers: Sequence[Worker]) -> dict[str, str]:
+        """Gives the target's weights to servers at once. Returns address -> why it refused."""
+        refusals: dict[str, str] = {}
+
+        async def bring(worker: Worker) -> None:
+            target = cast(Target, self.target)
+            try:
+                async with worker.lock:
+                    if target.path is not None:
+                        await self._give(worker, target)
+                    if target is self.target:
+                        await self._put_in(worker)
+            except Refused as refused:
+                refusals[worker.url] = str(refused)
+                await self._fail(worker, str(refused))
+            except Unavailable as problem:
+                await self._fail(worker, str(problem))
+                worker.wanted.set()
+
+        await asyncio.gather(*map(bring, workers))
+        return refusals
+
+    async def _give(self, worker: Worker, target: Target) -> None:
+        """Pause, load, verify, go on; what runs there goes on under the new weights."""
+        assert target.path is not None
+        if self.paused and self._pause_mode == "abort":  # would wait forever for requests that are held in place
+            await worker.resume()
+        await worker.pause(self._pause_mode)
+        await worker.load(target.path, target.version, flush_cache=self._flush_cache and not self.namespaced)
+        if not self.paused:
+            await worker.resume()
+
+    async def _fail(self, worker: Worker, problem: str) -> None:
+        """Nobody knows what it has now: what runs there is asked for again elsewhere, and it goes on for nobody."""
+        try:
+            await self._take_from_traffic(worker, problem)
+            await worker.resume()
+        except (Unavailable, Refused):
+            return
+
+    async def pause(self) -> None:
+        """Returns when no server computes a token; requests that come wait here. A server that does not answer is
+        taken out, and what it had is asked for again later."""
+        self.paused = True
+        for call in self.calls():
+            call.hold(True)
+        await self._all(lambda worker: worker.pause("in_place"))
+
+    async def resume(self) -> None:
+        self.paused = False
+        await self._all(lambda worker: worker.resume())
+        for call in self.calls():
+            call.hold(False)
+        self._wake()
+
+    async def _all(self, what: Callable[[Worker], Awaitable[None]]) -> None:
+        async def one(worker: Worker) -> None:
+            try:
+                await what(worker)
+            except (Unavailable, Refused) as problem:
+                self.suspect(worker, str(problem))
+                for call in worker.calls:
+                    call.cut()
+
+        await asyncio.gather(*(one(worker) for worker in self.serving))
+
+    async def abort(self, rid: str, worker: Worker) -> None:
+        """At that server, or at all behind the same router, which does not say who has it."""
+        to = [other for other in self.workers if other.entry == worker.entry] if worker.router is not None else [worker]
+        await asyncio.gather(*(other.abort(rid) for other in to), return_exceptions=True)

@@ -1,0 +1,147 @@
+"""What a /generate reply of SGLang says: checked, and as segments with the weight version of every token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gspo_agent.engine.base import Completion, FinishReason, Sampling
+from gspo_agent.errors import EngineError
+from gspo_agent.trajectory import Segment
+
+Source = Literal["spans", "reply", "dispatch"]
+"""Where the versions of a reply's tokens come from: `weight_versions`, `weight_version` (servers without spans), or
+what the server had when the request was sent (servers that say nothing)."""
+
+
+class ForeignWeights(Exception):
+    """Tokens of weights that nobody here has published, as those of a server that has just restarted."""
+
+
+class WrongReply(Exception):
+    """An answer to something else than what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it was sent."""
+
+    rid: str
+    sampling: Sampling
+    max_new_tokens: int
+    author: str
+    dispatched: int
+    """The version of the server's weights at that moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back for one request."""
+
+    completion: Completion
+    source: Source
+    prefill_tokens: int
+    """Prompt tokens that were computed for it."""
+    cached_tokens: int
+    """Prompt tokens whose keys and values the server still had."""
+    discarded: int = 0
+    """Tokens of an aborted request that came without everything that belongs to them."""
+
+
+def read_reply(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
+    """Checks a decoded reply and reads it.
+
+    Args:
+        versions: What servers call the weights that were published -> our number for them.
+
+    Raises EngineError where lengths or ids do not agree, which asking again would not mend; WrongReply where it answers
+    another request; ForeignWeights where a token's version is none of `versions`. What an abort brings incomplete is
+    left out: those tokens are sampled again.
+    """
+    try:
+        meta = body["meta_info"]
+        finish = meta["finish_reason"]
+        kind = finish["type"]
+    except (TypeError, KeyError, IndexError):
+        raise WrongReply(f"no meta_info.finish_reason.type in {str(body)[:300]}") from None
+    if meta.get("id", asked.rid) != asked.rid:
+        raise WrongReply(f"it is of request {meta['id']!r}")
+    ids, logprobs, problem = read_tokens(body, meta, aborted=kind == "abort")
+    if problem and kind != "abort":
+        raise EngineError(problem)
+    if not problem and len(ids) > asked.max_new_tokens:
+        raise EngineError(f"{len(ids)} tokens where at most {asked.max_new_tokens} were asked for")
+    spans, source = _spans(meta, len(ids), asked.dispatched, versions)
+    prompt, cached = int(meta.get("prompt_tokens") or 0), int(meta.get("cached_tokens") or 0)
+    return Reply(
+        Completion(
+            tuple(Segment(ids[a:b], asked.author, logprobs[a:b], version) for version, a, b in spans if b > a),
+            _finish(finish, ids, asked),
+        ),
+        source,
+        prefill_tokens=max(0, prompt - cached),
+        cached_tokens=cached,
+        discarded=len(body.get("output_ids") or ()) if problem else 0,
+    )
+
+
+def read_tokens(body: Any, meta: Any, *, aborted: bool = False) -> tuple[Sequence[int], Sequence[float], str]:
+    """Ids, their logprobs, and what does not agree about them; then there are none."""
+    ids: list[int] = body.get("output_ids") or []
+    entries = meta.get("output_token_logprobs") or []
+    if aborted and not ids and entries:  # of a request that was taken back into the queue before it was aborted
+        ids = [entry[1] for entry in entries]
+    if len(ids) != len(entries):
+        return (
+            [],
+            [],
+            (
+                f"{len(ids)} output ids but {len(entries)} output logprobs; without the logprob of every sampled token "
+                "nothing can be trained on: see whether the server's options (speculative decoding, for one) drop them"
+            ),
+        )
+    if ids != [entry[1] for entry in entries]:
+        place = next(n for n, (id, entry) in enumerate(zip(ids, entries, strict=True)) if id != entry[1])
+        return [], [], f"output id {place} is {ids[place]}, but the logprob there is that of {entries[place][1]}"
+    counted = meta.get("completion_tokens")
+    if counted is not None and counted != len(ids):
+        return [], [], f"completion_tokens is {counted}, but {len(ids)} output ids came"
+    logprobs = [entry[0] for entry in entries]
+    if None in logprobs:
+        return [], [], f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
+    return ids, logprobs, ""
+
+
+def _spans(
+    meta: Any, length: int, dispatched: int, versions: Mapping[str, int]
+) -> tuple[list[tuple[int, int, int]], Source]:
+    """[(version, start, end)] over `length` tokens, and where that is known from."""
+    spans = meta.get("weight_versions")
+    if spans:
+        found = [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
+        source: Source = "spans"
+        ends = [end for _, _, end in found]
+        if [start for _, start, _ in found] != [0, *ends[:-1]] or (length and ends[-1] != length):
+            raise EngineError(f"the weight versions {spans} do not cover the {length} tokens that came")
+    elif meta.get("weight_version") is not None:
+        found, source = [(str(meta["weight_version"]), 0, length)], "reply"
+    else:
+        return [(dispatched, 0, length)], "dispatch"
+    foreign = [version for version, start, end in found if version not in versions and end > start]
+    if foreign and length:
+        raise ForeignWeights(f"tokens of weights {foreign[0]!r}")
+    return [(versions[version], a, min(b, length)) for version, a, b in found if version in versions], source
+
+
+def _finish(finish: Any, ids: Sequence[int], asked: Asked) -> FinishReason:
+    """A server also stops at its model's own end tokens: where nobody asked for that, the turn goes on behind them."""
+    if ids and ids[-1] in asked.sampling.stop_token_ids:
+        return "stop"
+    if finish["type"] == "abort":
+        return "abort"
+    if not ids:
+        raise EngineError(f"nothing was sampled, and it says {finish}")
+    if finish["type"] == "length" or len(ids) >= asked.sampling.max_new_tokens:
+        return "length"
+    return "abort"

@@ -1,0 +1,380 @@
+"""SGLangEngine: any number of SGLang servers over HTTP, as one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from gspo_agent.engine.base import Completion, Sampling, Weights
+from gspo_agent.engine.call import Call, escaped
+from gspo_agent.engine.fleet import Fleet, PauseMode, Target
+from gspo_agent.engine.reply import Asked, ForeignWeights, Reply, WrongReply, read_reply, read_tokens
+from gspo_agent.engine.worker import State, Unavailable, Unreachable, Worker
+from gspo_agent.errors import ConfigError, EngineError
+from gspo_agent.quota import Quota
+
+_CONNECT_SECONDS = 5.0
+_KEEP_ALIVE_SECONDS = 3.0  # less than the five after which a server closes an idle connection
+_INSIST_SECONDS = 0.3  # an abort may overtake the request that it is to end
+_LONGEST_BACK_OFF = 10.0
+_ABORTED = Completion((), "abort")
+_PLAIN = {
+    # Said, since a server may have other defaults: what is sampled from is what the logprobs are of.
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "skip_special_tokens": False,
+    "no_stop_trim": True,
+}
+
+
+class SGLangEngine:
+    """Implements Engine with SGLang servers, each by its address, or routers by theirs.
+
+    A request of which nothing came (a connection cut, a 5xx, a server that died) is asked for again, elsewhere where
+    there is another: nothing of its tokens was used. What a server refuses (4xx) is an EngineError at once. Requests of
+    one episode go to the server that has its prefix.
+
+    Seeds: a server started with `--enable-deterministic-inference` draws by (seed, position), so that a cut repeats
+    nothing and changes nothing; another ignores them, and draws afresh after a cut.
+
+    >>> engine = SGLangEngine(["http://a:30000", "http://b:30000"], vocab_size=151936)
+    >>> await engine.open()
+    >>> await engine.update_weights(weights)
+    >>> completion = await engine.generate(prompt_ids, Sampling(max_new_tokens=64), request_id="0.0.1-7/")
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        vocab_size: int,
+        name: str = "policy",
+        weight_version: int | None = None,
+        context_tokens: int | None = None,
+        pause_mode: PauseMode = "in_place",
+        flush_cache: bool = True,
+        quota: Quota | None = None,
+        patience: float = 600.0,
+        request_seconds: float | None = 1800.0,
+        abort_seconds: float = 1.5,
+        look_every: float = 5.0,
+        max_misses: int = 3,
+        max_tries: int = 8,
+        back_off: float = 0.1,
+    ) -> None:
+        """
+        Args:
+            vocab_size: Ids from there on are refused; a server would die of one.
+            weight_version: Our number for the weights that all servers have when they are opened. None: nothing is
+                sampled before `update_weights`.
+            context_tokens: None: as the servers say.
+            pause_mode: What happens to requests while weights are loaded. "in_place": they keep what was computed for
+                them. "retract": it is computed anew under the new weights. "abort": they end, and are asked for again.
+            flush_cache: No new request sees keys and values of older weights. False: it may, and its logprobs are then
+                not quite those of its weights.
+            patience: Seconds for which requests and updates wait for a server to be there again.
+            request_seconds: Time of one try, pauses not counted; past it the request is tried again.
+            abort_seconds: Past them an aborted request ends without what its server may have.
+            look_every, max_misses: Seconds between two looks at a server, and how many of them in a row without an
+                answer mean that it is gone, with what it had in flight.
+            max_tries, back_off: Of one request; seconds before its second try, twice as many before each later one.
+        """
+        self.name, self.vocab_size, self.turn = name, vocab_size, quota or contextlib.nullcontext()
+        self._urls, self._given_version, self._context = list(urls), weight_version, context_tokens
+        self._pause_mode, self._flush_cache = pause_mode, flush_cache
+        self._patience, self._request_seconds, self._abort_seconds = patience, request_seconds, abort_seconds
+        self._look_every, self._max_misses = look_every, max_misses
+        self._max_tries, self._back_off = max_tries, back_off
+        self._weight_version: int | None = None
+        self._versions: dict[str, int] = {}
+        """What servers call the weights that were published -> our number."""
+        self._calls: dict[str, Call] = {}
+        self._counts: Counter[str] = Counter()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._updating = asyncio.Lock()
+        self._http: aiohttp.ClientSession | None = None
+        self._fleet: Fleet | None = None
+
+    @property
+    def weight_version(self) -> int:
+        if self._weight_version is None:
+            raise EngineError(f"engine {self.name!r} has no weights yet; call update_weights, or give weight_version")
+        return self._weight_version
+
+    @property
+    def context_tokens(self) -> int:
+        found = [worker.max_prompt for worker in self.fleet.workers if worker.max_prompt]
+        known = [*found, *([] if self._context is None else [self._context])]
+        if not known:
+            raise EngineError(f"engine {self.name!r}: no server says how long a context may be; give context_tokens")
+        return min(known)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The servers."""
+        if self._fleet is None:
+            raise EngineError(f"engine {self.name!r} is not open; await engine.open() first")
+        return self._fleet
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start: tokens, prefill_tokens, cached_tokens; retries; discarded (tokens of aborts that came
+        without their logprobs); versions_from_spans, _reply, _dispatch (requests, by where their tokens' versions are
+        known from). And what runs and waits now."""
+        names = ("tokens", "prefill_tokens", "cached_tokens", "retries", "discarded")
+        sources = ("versions_from_spans", "versions_from_reply", "versions_from_dispatch")
+        running = sum(len(worker.calls) for worker in self._fleet.workers) if self._fleet else 0
+        return {
+            **{name: self._counts[name] for name in (*names, *sources)},
+            "running": running,
+            "waiting": len(self._calls) - running,
+        }
+
+    # ---- opening, closing, who is there
+
+    async def open(self) -> None:
+        """Looks at the servers: their version, what they serve, whether logprobs come complete.
+
+        Raises ConfigError for one that cannot be worked with; EngineError where none answers in time.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
+        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._fleet = Fleet(
+            self._urls,
+            self._http,
+            pause_mode=self._pause_mode,
+            flush_cache=self._flush_cache,
+            look_every=self._look_every,
+            max_misses=self._max_misses,
+            probe=self._probe,
+        )
+        try:
+            await self._fleet.open(self._patience, adopt=self._given_version is not None)
+        except BaseException:
+            await self.close()
+            raise
+        if self._given_version is not None and self._fleet.target is not None:
+            self._versions[self._fleet.target.version] = self._weight_version = self._given_version
+
+    async def close(self) -> None:
+        """Ends what is in flight; whoever waits gets EngineError."""
+        fleet, http, self._fleet, self._http = self._fleet, self._http, None, None
+        if fleet is None or http is None:
+            return
+        for call in self._calls.values():
+            call.abort(0.0)
+        await fleet.close()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await http.close()
+
+    async def add(self, url: str) -> None:
+        """A server, or a router, joins; it is asked once it has the current weights."""
+        await self.fleet.add(url)
+
+    async def remove(self, url: str) -> None:
+        """A server leaves: it gets no further request, and what it is working on may end."""
+        self.fleet.remove(url)
+
+    async def _probe(self, worker: Worker) -> None:
+        """One tiny request, under the server's own options: does every token come with its logprob?"""
+        body = {
+            "rid": f"probe{secrets.token_hex(8)}~0~",
+            "input_ids": [token % self.vocab_size for token in (1, 2, 3)],
+            "sampling_params": {"max_new_tokens": 4, "temperature": 1.0, "ignore_eos": True, **_PLAIN},
+            "return_logprob": True,
+        }
+        reply = await worker.post("/generate", body, seconds=120.0)
+        try:
+            problem = read_tokens(reply, reply["meta_info"])[2]
+        except (KeyError, TypeError, IndexError):
+            problem = f"no meta_info in {str(reply)[:300]}"
+        if problem:
+            raise ConfigError(f"{worker.url}: {problem}")
+
+    # ---- requests
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
+        """Continues `token_ids`, at most to the end of the context. Cancelling the call aborts the request."""
+        ids, room = self._checked(token_ids, sampling, request_id)
+        call = self._calls[request_id] = Call(request_id, self._request_seconds)
+        try:
+            return await self._ask(call, ids, sampling, room)
+        finally:
+            call.over = True
+            del self._calls[request_id]
+
+    async def _ask(self, call: Call, ids: Any, sampling: Sampling, room: int) -> Completion:
+        """Tries until a reply can be used, somebody ends it, or there were too many tries."""
+        avoid: Worker | None = None
+        while (worker := await self._place(call, avoid)) is not None:
+            avoid = None
+            try:
+                reply = await self._try(call, worker, ids, sampling, room)
+            except EngineError as error:
+                raise EngineError(f"engine {self.name!r}, request {call.id!r}: {worker.url}: {error}") from None
+            except (Unreachable, ForeignWeights) as error:
+                self.fleet.suspect(worker, str(error))
+                problem: Exception = error
+            except (Unavailable, WrongReply, TimeoutError) as error:
+                avoid, problem = worker, error
+            else:
+                return self._counted(reply)
+            if call.aborted:
+                break
+            if call.tries >= self._max_tries:
+                raise EngineError(
+                    f"engine {self.name!r}, request {call.id!r}: nothing came of {call.tries} tries; the last, at "
+                    f"{worker.url}: {problem or 'no reply in time'}"
+                )
+            self._counts["retries"] += 1
+            await call.wait(min(self._back_off * 2 ** (call.tries - 1), _LONGEST_BACK_OFF))
+        if self._fleet is None:
+            raise EngineError(f"engine {self.name!r} was closed")
+        return _ABORTED
+
+    async def _place(self, call: Call, avoid: Worker | None) -> Worker | None:
+        """Waits until a server may be asked; None where the request was ended meanwhile."""
+        fleet, loop = self.fleet, asyncio.get_running_loop()
+        until = loop.time() + self._patience
+        while not call.aborted:
+            worker = fleet.choose(call.session, avoid)
+            if worker is not None:
+                return worker
+            now = loop.time()
+            if fleet.paused:
+                until = now + self._patience
+            if fleet.target is None or now >= until:
+                why = (
+                    fleet.problems() if fleet.target else "no weights yet; call update_weights, or give weight_version"
+                )
+                raise EngineError(f"engine {self.name!r}, request {call.id!r}: no server to ask: {why}")
+            fleet.waiting.add(call)
+            try:
+                await call.wait(until - now)
+            finally:
+                fleet.waiting.discard(call)
+        return None
+
+    async def _try(self, call: Call, worker: Worker, ids: Any, sampling: Sampling, room: int) -> Reply:
+        fleet = self.fleet
+        asked = Asked(call.next_rid(), sampling, room, self.name, self._versions[str(worker.weights)])
+        body: dict[str, Any] = {
+            "rid": asked.rid,
+            "input_ids": ids,
+            "sampling_params": {
+                "max_new_tokens": room,
+                "temperature": sampling.temperature,
+                "stop_token_ids": sampling.stop_token_ids,
+                **({} if sampling.seed is None else {"sampling_seed": sampling.seed % 2**63}),
+                **_PLAIN,
+            },
+            "return_logprob": True,
+        }
+        if fleet.namespaced:
+            body["extra_key"] = f"weights {worker.weights}"
+        call.worker = worker
+        worker.calls.add(call)
+        try:
+            async with call.flight(held=fleet.paused):
+                raw = await worker.generate(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), call.session)
+        except (TimeoutError, asyncio.CancelledError):
+            if self._fleet is not None:
+                self._keep(fleet.abort(asked.rid, worker))
+            raise
+        finally:
+            worker.calls.discard(call)
+            call.worker = None
+            call.landed()
+        return read_reply(raw, asked, self._versions)
+
+    def _counted(self, reply: Reply) -> Completion:
+        counts = self._counts
+        counts["tokens"] += sum(map(len, reply.completion.segments))
+        counts["prefill_tokens"] += reply.prefill_tokens
+        counts["cached_tokens"] += reply.cached_tokens
+        counts["discarded"] += reply.discarded
+        counts[f"versions_from_{reply.source}"] += 1
+        return reply.completion
+
+    def _checked(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> tuple[Any, int]:
+        """The ids as an array, and how many tokens may follow them. Raises EngineError for what no server may see."""
+
+        def refuse(what: str) -> EngineError:
+            return EngineError(f"engine {self.name!r}, request {request_id!r}: {what}")
+
+        ids, context = np.ascontiguousarray(token_ids), self.context_tokens
+        if request_id in self._calls:
+            raise refuse("a request with this id is in flight; ids must be unique")
+        if not len(ids):
+            raise refuse("an empty prompt; give at least one token")
+        if not (ids.min() >= 0 and ids.max() < self.vocab_size):
+            place = int(np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0])
+            raise refuse(f"token id {ids[place]} at position {place} is outside the vocabulary of {self.vocab_size}")
+        if len(ids) >= context:
+            raise refuse(f"a prompt of {len(ids)} tokens leaves no room in a context of {context}")
+        if sampling.max_new_tokens < 1 or not 0 <= sampling.temperature < math.inf:
+            raise refuse(f"max_new_tokens must be at least 1, temperature finite and at least 0; given {sampling}")
+        return ids, min(sampling.max_new_tokens, context - len(ids))
+
+    async def abort(self, request_id: str) -> None:
+        """As promised by Engine. A server that is paused ends nothing: there, and where it does not answer, the request
+        ends after `abort_seconds` without tokens."""
+        call = self._calls.get(request_id)
+        if call is None or call.aborted:
+            return
+        call.abort(self._abort_seconds)
+        if call.worker is not None:
+            await self.fleet.abort(call.rid, call.worker)
+            self._keep(self._insist(call))
+
+    async def _insist(self, call: Call) -> None:
+        while call.worker is not None and self._fleet is not None:
+            await asyncio.sleep(_INSIST_SECONDS)
+            if call.worker is not None:
+                await self._fleet.abort(call.rid, call.worker)
+
+    async def clear(self, prefix: str) -> None:
+        """As promised by Engine. Requests of a process that died end by themselves within seconds, when their server
+        finds that nobody listens; those with several tokenizer processes end them at once."""
+        await asyncio.gather(*(self.abort(id) for id in list(self._calls) if id.startswith(prefix)))
+        aborts = (worker.abort(escaped(prefix)) for worker in self.fleet.workers if worker.state is not State.OUT)
+        await asyncio.gather(*aborts, return_exceptions=True)
+
+    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # ---- all servers
+
+    async def pause(self) -> None:
+        await self.fleet.pause()
+
+    async def resume(self) -> None:
+        await self.fleet.resume()
+
+    async def update_weights(self, weights: Weights) -> None:
+        """Every server loads `weights.path`, which all of them have to see, and says so; who does not gets no request
+        until it does. EngineError where none did."""
+        if weights.path is None:
+            raise EngineError(
+                f"engine {self.name!r} takes weights from disk, and version {weights.version} was not saved: give "
+                "Weights.path, a directory with config.json and safetensors that every server sees"
+            )
+        async with self._updating:
+            self._versions[str(weights.version)] = weights.version
+            await self.fleet.update(Target(str(weights.version), str(weights.path.resolve())), self._patience)
+            self._weight_version = weights.version

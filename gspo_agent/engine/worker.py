@@ -1,0 +1,189 @@
+"""One SGLang server: its calls, what they fail with, and what is known about it."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+
+from gspo_agent.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from gspo_agent.engine.call import Call
+    from gspo_agent.engine.router import Router
+
+OLDEST = "0.5.6"
+"""The oldest SGLang that is spoken with: the first with pause modes, cache namespaces and /model_info."""
+_MOST_CHARACTERS = 500
+_JSON = {"Content-Type": "application/json"}
+
+
+class Unavailable(Exception):
+    """Nothing came of a call, and the next one, or another server, may do better: 5xx, 429, too slow."""
+
+
+class Unreachable(Unavailable):
+    """The connection could not be made, or was cut."""
+
+
+class Refused(EngineError):
+    """The server understood and said no (4xx); it would say it again."""
+
+
+class State(StrEnum):
+    OUT = "out"
+    """It gets no request: not reachable, or not at the current weights."""
+    SERVING = "serving"
+    UPDATING = "updating"
+    """As serving, but new requests wait until it has the weights."""
+
+
+class Worker:
+    """One server, asked directly or through the router that it is behind."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, *, router: Router | None = None) -> None:
+        self.url, self.router = url, router
+        self.state = State.OUT
+        self.problem = "not looked at yet"
+        """Why it is out."""
+        self.weights: str | None = None
+        """What it called its weights when it was last asked."""
+        self.sglang = ""
+        """Its version of SGLang; "" before it was examined."""
+        self.max_prompt = 0
+        self.misses = 0
+        """Looks without an answer, one after another."""
+        self.calls: set[Call] = set()
+        """Requests in flight."""
+        self.lock = asyncio.Lock()
+        """Held by who changes its weights."""
+        self.wanted = asyncio.Event()
+        """Set where it should be looked at now."""
+        self._http = http
+
+    @property
+    def entry(self) -> str:
+        """Where its requests are sent."""
+        return self.url if self.router is None else self.router.url
+
+    async def post(
+        self, path: str, body: dict[str, Any] | None = None, *, seconds: float | None = 30.0
+    ) -> dict[str, Any]:
+        """The decoded answer. Raises Unavailable and Refused."""
+        return _decoded(await self._call("POST", self.url + path, orjson.dumps(body or {}), seconds=seconds))
+
+    async def get(self, path: str, *, seconds: float | None = 10.0) -> dict[str, Any]:
+        return _decoded(await self._call("GET", self.url + path, seconds=seconds))
+
+    async def generate(self, body: bytes, session: str) -> dict[str, Any]:
+        """The decoded reply to one request; waits as long as it takes."""
+        headers = {**_JSON, "X-SMG-Routing-Key": session} if self.router is not None else _JSON
+        return _decoded(await self._call("POST", self.entry + "/generate", body, headers=headers))
+
+    async def examine(self) -> None:
+        """Learns what it is. Raises ConfigError for a server that cannot be worked with."""
+        info = await self._get_either("/server_info", "/get_server_info")
+        sglang = str(info.get("version", ""))
+        if _order(sglang) < _order(OLDEST):
+            raise ConfigError(
+                f"{self.url} runs SGLang {sglang or 'of unknown version'}; the oldest that is supported is {OLDEST}"
+            )
+        model = await self.model_info()
+        if model.get("is_generation") is False:
+            raise ConfigError(f"{self.url} serves {model.get('model_path')!r}, which generates nothing")
+        self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+        self.sglang = sglang
+
+    async def model_info(self) -> dict[str, Any]:
+        """What it serves; notes its weights."""
+        info = await self._get_either("/model_info", "/get_model_info")
+        version = info.get("weight_version")
+        self.weights = None if version is None else str(version)
+        return info
+
+    async def pause(self, mode: str) -> None:
+        """Returns when no token is being computed."""
+        await self.post("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self.post("/continue_generation", {})
+
+    async def abort(self, rid: str) -> None:
+        """Ends the requests whose id begins with `rid`. Servers of one tokenizer process want the id of one that is
+        there, exactly."""
+        await self._call("POST", self.url + "/abort_request", orjson.dumps({"rid": rid, "abort_all": False}), seconds=5)
+
+    async def load(self, path: str, version: str, *, flush_cache: bool) -> None:
+        """Takes the weights from a directory, and sees that it has them. Raises Refused where it hasn't."""
+        answer = await self.post(
+            "/update_weights_from_disk",
+            {
+                "model_path": path,
+                "weight_version": version,
+                "abort_all_requests": False,
+                "flush_cache": flush_cache,
+            },
+            seconds=None,
+        )
+        if not answer.get("success"):
+            raise Refused(f"{self.url} did not take weights {version} from {path}: {answer.get('message')}")
+        await self.model_info()
+        if self.weights != version:
+            raise Refused(f"{self.url} reports weights {self.weights!r} after an update to {version!r}")
+
+    async def _get_either(self, path: str, older: str) -> dict[str, Any]:
+        try:
+            return await self.get(path)
+        except Refused:
+            return await self.get(older)
+
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        *,
+        headers: dict[str, str] = _JSON,
+        seconds: float | None = None,
+    ) -> bytes:
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._http.request(method, url, data=body, headers=headers) as response,
+            ):
+                raw = await response.read()
+        except TimeoutError:  # a connection that cannot be made, or the seconds
+            raise Unreachable(f"{url}: no answer in time") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
+        status = response.status
+        if status < 300:
+            return raw
+        text = f"{url} answered {status}: {raw[:_MOST_CHARACTERS].decode(errors='replace')}"
+        if status >= 500 or status in (408, 425, 429):
+            raise Unavailable(text)
+        raise Refused(text)
+
+
+def _decoded(raw: bytes) -> dict[str, Any]:
+    try:
+        content = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise Unavailable(f"an answer that is no JSON ({error}): {raw[:100]!r}") from None
+    if not isinstance(content, dict):
+        raise Unavailable(f"an answer that is no JSON object: {raw[:100]!r}")
+    return content
+
+
+def _order(version: str) -> tuple[int, ...]:
+    """ "0.5.23.post1" -> (0, 5, 23); what is no number ends it."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
