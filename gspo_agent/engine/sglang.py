@@ -18,7 +18,7 @@ from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.engine.call import Call, escaped
 from gspo_agent.engine.fleet import Fleet, PauseMode, Target
 from gspo_agent.engine.reply import Asked, ForeignWeights, Reply, WrongReply, read_reply, read_tokens
-from gspo_agent.engine.worker import State, Unavailable, Unreachable, Worker
+from gspo_agent.engine.worker import Refused, State, Unavailable, Unreachable, Worker
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.quota import Quota
 
@@ -196,9 +196,11 @@ class SGLangEngine:
             "sampling_params": {"max_new_tokens": 4, "temperature": 1.0, "ignore_eos": True, **_PLAIN},
             "return_logprob": True,
         }
-        reply = await worker.post("/generate", body, seconds=120.0)
         try:
+            reply = await worker.post("/generate", body, seconds=120.0)
             problem = read_tokens(reply, reply["meta_info"])[2]
+        except Refused as refused:
+            problem = str(refused)
         except (KeyError, TypeError, IndexError):
             problem = f"no meta_info in {str(reply)[:300]}"
         if problem:

@@ -24,8 +24,10 @@ class Model:
         self.answer, self.turn_mark, self.vocab_size = answer, turn_mark, vocab_size
 
     def tokens(self, prompt: Sequence[int], seed: int) -> Iterator[int]:
-        """What comes after `prompt`. Raises ValueError where the turn was begun otherwise than it was sampled."""
-        return self._drawn(prompt, seed) if self.answer is None else iter(self._rest(prompt, seed, self.answer))
+        """What comes after `prompt`; drawn where no turn has begun, as in a client's probe. Raises ValueError where the
+        turn was begun otherwise than it was sampled."""
+        drawn = self.answer is None or self.turn_mark not in prompt
+        return self._drawn(prompt, seed) if drawn else iter(self._rest(prompt, seed))
 
     def _drawn(self, prompt: Sequence[int], seed: int) -> Iterator[int]:
         token, position = prompt[-1], len(prompt)
@@ -34,11 +36,10 @@ class Model:
             yield token
             position += 1
 
-    def _rest(self, prompt: Sequence[int], seed: int, answer: Answer) -> list[int]:
-        if self.turn_mark not in prompt:
-            raise ValueError(f"the prompt has no turn mark {self.turn_mark}")
+    def _rest(self, prompt: Sequence[int], seed: int) -> list[int]:
+        assert self.answer is not None
         begin = len(prompt) - list(reversed(prompt)).index(self.turn_mark)
-        turn, begun = list(answer(prompt[:begin], seed)), list(prompt[begin:])
+        turn, begun = list(self.answer(prompt[:begin], seed)), list(prompt[begin:])
         if turn[: len(begun)] != begun:
             raise ValueError(f"the turn was begun with {begun}, which is not what was sampled: {turn[: len(begun)]}")
         if len(begun) == len(turn):
