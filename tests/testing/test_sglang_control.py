@@ -44,6 +44,18 @@ async def test_an_update_that_cannot_flush_fails_and_leaves_two_versions(weights
         assert (await task)[1]["meta_info"]["weight_versions"] == spans(("default", 0, 20), ("7", 20, len(TURN)))
 
 
+async def test_what_waits_in_the_queue_is_of_the_version_that_samples_it() -> None:
+    async with scene(max_running=1) as (server, client):
+        server.hold_after = 20
+        first, second = client.start("first"), client.start("second")
+        await server.sampled(20)
+        await server.received("/generate", 2)
+        await client.post("/update_weight_version", new_version="1", abort_all_requests=False)
+        server.hold_after = None
+        assert (await first)[1]["meta_info"]["weight_versions"] == spans(("default", 0, 20), ("1", 20, len(TURN)))
+        assert (await second)[1]["meta_info"]["weight_versions"] == spans(("1", 0, len(TURN)))
+
+
 async def test_a_retracting_pause_lets_the_cache_be_flushed_and_the_request_goes_on(weights: str) -> None:
     async with scene() as (server, client):
         server.hold_after = 20
@@ -121,6 +133,7 @@ async def test_a_changed_version_aborts_everything_unless_told_not_to() -> None:
         await client.post("/update_weight_version", new_version="2")
         reply = (await task)[1]["meta_info"]
         assert (reply["finish_reason"], reply["weight_versions"]) == (FREE, spans(("default", 0, 20)))
+        assert reply["weight_version"] == "default"
         assert (await client.get("/model_info"))[1]["weight_version"] == "2"
 
 
@@ -173,6 +186,8 @@ async def test_memory_is_released_when_idle_and_resumed_before_anything_is_compu
             ("/resume_memory_occupation", ["kv_cache"]),
         ]:
             statuses.append((await client.post(route, tags=tags))[0])
+            if server.control.backend.released:
+                assert (await client.generate("refused"))[0] == 400
         assert statuses == [400, 400, 200, 400, 400, 200, 400, 200]
         server.hold_after = None
         await client.post("/continue_generation")

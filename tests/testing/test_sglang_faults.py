@@ -57,8 +57,10 @@ async def test_statuses_strike_any_route_and_nothing_is_done() -> None:
         assert server.weight_version == "default"
 
 
-async def test_an_update_may_be_answered_and_not_done() -> None:
+async def test_an_update_may_be_answered_and_not_done(weights: str) -> None:
     async with scene() as (server, client):
+        server.order("unchanged", route="/update_weights_from_disk")
+        assert (await client.post("/update_weights_from_disk", model_path=weights, weight_version="7"))[1]["success"]
         server.order("unchanged", route="/update_weight_version")
         assert (await client.post("/update_weight_version", new_version="7"))[1]["success"]
         assert (await client.get("/model_info"))[1]["weight_version"] == "default"

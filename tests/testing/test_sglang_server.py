@@ -99,10 +99,12 @@ async def test_an_aborted_request_may_end_with_the_stop_token() -> None:
 async def test_an_abort_in_the_queue_has_no_prompt_tokens_and_only_the_tokens_that_were_reported() -> None:
     async with scene(max_running=1) as (server, client):
         server.hold_after = 60
-        first, second = client.start("first"), client.start("second")
+        first, second, third = (client.start(rid) for rid in ("first", "second", "second-1"))
         await server.sampled(60)
+        await server.received("/generate", 3)
         await client.post("/abort_request", rid="second")
         empty = (await second)[1]
+        assert (await third)[1]["meta_info"]["finish_reason"] == QUEUED
         assert (empty["output_ids"], empty["meta_info"]["finish_reason"]) == ([], QUEUED)
         assert "prompt_tokens" not in empty["meta_info"]
         assert empty["meta_info"]["output_token_logprobs"] == []
@@ -123,7 +125,8 @@ async def test_a_full_retraction_costs_nothing_but_a_count() -> None:
         server.retract()
         server.hold_after = None
         reply = (await task)[1]
-        assert (reply["output_ids"], reply["meta_info"]["num_retractions"]) == (TURN, 1)
+        meta = reply["meta_info"]
+        assert (reply["output_ids"], meta["num_retractions"], meta["cached_tokens"]) == (TURN, 1, 0)
 
 
 async def test_a_stream_is_cumulative_or_in_increments_and_tells_versions_at_its_end() -> None:
@@ -142,6 +145,19 @@ async def test_a_stream_is_cumulative_or_in_increments_and_tells_versions_at_its
             )
             assert ["weight_versions" in reply["meta_info"] for reply in replies] == [False] * (len(parts) - 1) + [True]
             assert [reply["meta_info"]["finish_reason"] is None for reply in replies][-2:] == [True, False]
+
+
+async def test_what_ends_in_the_queue_repeats_its_last_token_in_a_stream_of_increments() -> None:
+    async with scene(incremental=True) as (server, client):
+        server.hold_after = 20
+        task = client.start("s", stream=True)
+        await server.sampled(20)
+        server.scheduler.max_running = 0
+        server.retract()
+        await client.post("/abort_request", rid="s")
+        *events, _ = [line.removeprefix(b"data: ") for line in (await task)[1].strip().split(b"\n\n")]
+        parts = [orjson.loads(event)["output_ids"] for event in events]
+        assert (list(chain(*parts[:-1])), parts[-1]) == (TURN[:20], TURN[19:20])
 
 
 async def test_requests_that_cannot_be_served_are_refused_as_the_server_refuses_them() -> None:
