@@ -92,7 +92,7 @@ class Control:
         body = call.body
         path = Path(body["model_path"])
         problem = None
-        if body.get("load_format") != "dummy" and not await asyncio.to_thread(_has_weights, path):
+        if body.get("load_format") != "dummy" and not _has_weights(path):
             problem = f"Failed to get weights iterator: Cannot find any model weights with `{path}`."
         success, message = await self._update(call, str(path), problem, "Succeeded to update model weights.")
         if success:
