@@ -1,0 +1,204 @@
+"""The engine's contract on real SGLang servers; `.ci/sglang` runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from gspo_agent.engine.base import Completion, Sampling, Weights
+from gspo_agent.engine.publish import publish
+from gspo_agent.engine.sglang import SGLangEngine
+from gspo_agent.tiny import train_tokenizer
+from tests.engine.models import qwen3, scored
+from tests.sglang.real import PYTHON, RealServer
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.skipif(not PYTHON, reason="SGLANG_PYTHON names no interpreter"),
+    pytest.mark.timeout(900),
+]
+VOCAB = 512
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def model(seed: int) -> Qwen3ForCausalLM:
+    return qwen3(seed, vocab_size=VOCAB, max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sglang")
+    text = "<|im_start|>system\nthe next key is 12<|im_end|>\n<|im_start|>assistant\n" * 50
+    for step in (0, 1, 2):
+        train_tokenizer([text], VOCAB, path / f"step-{step}")
+        model(step).save_pretrained(path / f"step-{step}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def end(directory: Path) -> int:
+    """The model's own end token."""
+    return int(AutoTokenizer.from_pretrained(directory / "step-0").eos_token_id)
+
+
+@pytest.fixture(scope="module")
+def servers(directory: Path) -> Iterator[list[RealServer]]:
+    """Two, of the same weights."""
+    with (
+        RealServer(directory / "step-0", directory / "a.log") as first,
+        RealServer(directory / "step-0", directory / "b.log") as second,
+    ):
+        first.wait()
+        second.wait()
+        yield [first, second]
+
+
+@asynccontextmanager
+async def opened(servers: list[RealServer], **options: object) -> AsyncIterator[SGLangEngine]:
+    engine = SGLangEngine([one.url for one in servers], vocab_size=VOCAB, **options)  # type: ignore[arg-type]
+    await engine.open()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def weights(directory: Path, version: int) -> Weights:
+    return Weights(version, directory / f"step-{version % 10}", lambda: ())
+
+
+def tokens(completion: Completion) -> list[int]:
+    return [int(token) for segment in completion.segments for token in segment.token_ids]
+
+
+def logprobs(completion: Completion) -> np.ndarray:
+    return np.concatenate([segment.logprobs for segment in completion.segments])
+
+
+async def ask(engine: SGLangEngine, id: str, count: int = 64, prompt: list[int] = PROMPT) -> Completion:
+    return await engine.generate(prompt, Sampling(count, 1.0, ()), request_id=id)
+
+
+async def whole(engine: SGLangEngine, id: str, count: int) -> tuple[list[int], list[Completion]]:
+    """Asks on until `count` tokens are there, as an episode does."""
+    ids, parts = list(PROMPT), []
+    while len(ids) < len(PROMPT) + count:
+        parts.append(await ask(engine, f"{id}-{len(parts)}", count - len(ids) + len(PROMPT), ids))
+        ids += tokens(parts[-1])
+    return ids, parts
+
+
+async def test_logprobs_are_those_of_the_learners_forward(servers: list[RealServer], directory: Path) -> None:
+    async with opened(servers) as engine:
+        await publish(weights(directory, 10), engine)
+        done = await asyncio.gather(*(whole(engine, f"{n}.0.0/0", 80) for n in range(8)))
+    for ids, parts in done:
+        expected = scored(model(0), [ids], 1.0)[0][len(PROMPT) - 1 :].numpy()
+        assert np.abs(np.concatenate([logprobs(part) for part in parts]) - expected).max() < 1e-4
+
+
+def cut(completion: Completion, end: int) -> bool:
+    """Whether somebody ended it: a server also ends a request at its model's own end token."""
+    return completion.finish_reason == "abort" and (not completion.segments or tokens(completion)[-1] != end)
+
+
+async def test_of_g1_1_and_g1_10_only_the_one_that_is_meant_ends(
+    servers: list[RealServer], directory: Path, end: int
+) -> None:
+    async with opened(servers[:1]) as engine:
+        await publish(weights(directory, 10), engine)
+        asked = [asyncio.create_task(whole(engine, id, 1000)) for id in ("g1-1", "g1-10")]
+        await asyncio.sleep(1.0)
+        for number in range(200):
+            await engine.abort(f"g1-1-{number}")  # one of them is in flight; the others are unknown
+        (_, first), (ids, second) = await asyncio.gather(*asked)
+    assert sum(cut(part, end) for part in first) == 1
+    assert not any(cut(part, end) for part in second)
+    assert len(ids) == len(PROMPT) + 1000
+
+
+async def test_one_of_64_is_aborted_and_the_others_are_left_alone(
+    servers: list[RealServer], directory: Path, end: int
+) -> None:
+    async with opened(servers) as engine:
+        await publish(weights(directory, 10), engine)
+        asked = [asyncio.create_task(ask(engine, f"{n}.0.0/0", 3000)) for n in range(64)]
+        await asyncio.sleep(0.5)
+        live = next(number for number, task in enumerate(asked) if not task.done())
+        await engine.abort(f"{live}.0.0/0")
+        assert cut(await asked[live], end)
+        others = await asyncio.gather(*(task for number, task in enumerate(asked) if number != live))
+    assert not any(cut(completion, end) for completion in others)
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+async def test_weights_change_under_requests_and_every_token_has_its_version(
+    servers: list[RealServer], directory: Path, mode: str
+) -> None:
+    async with opened(servers, pause_mode=mode, flush_cache=False) as engine:
+        await publish(weights(directory, 10), engine)
+        asked = [asyncio.create_task(whole(engine, f"{n}.0.0/0", 400)) for n in range(8)]
+        await asyncio.sleep(1.5)
+        await publish(weights(directory, 11), engine)
+        done = await asyncio.gather(*asked)
+    both = 0
+    for ids, parts in done:
+        assert len(ids) == len(PROMPT) + 400
+        seen = [(s.weight_version, len(s)) for part in parts for s in part.segments]
+        assert [version for version, _ in seen] == sorted(version for version, _ in seen)
+        both += len({version for version, _ in seen}) == 2
+        position = len(PROMPT)
+        for part in parts:
+            for segment in part.segments:
+                if mode != "in_place":  # what stays computed under older weights moves the logprobs of newer tokens
+                    expected = scored(model(segment.weight_version % 10), [ids], 1.0)[0].numpy()  # type: ignore[operator]
+                    there = expected[position - 1 : position - 1 + len(segment)]
+                    assert np.abs(segment.logprobs - there).max() < 1e-3  # type: ignore[operator]
+                position += len(segment)
+    assert both >= 4
+
+
+async def test_while_it_is_paused_no_token_comes(servers: list[RealServer], directory: Path) -> None:
+    async with opened(servers) as engine:
+        await publish(weights(directory, 10), engine)
+        before = asyncio.create_task(whole(engine, "0.0.0/0", 300))
+        await asyncio.sleep(0.5)
+        await engine.pause()
+        behind = asyncio.create_task(ask(engine, "1.0.0/0", 5))
+        ended = asyncio.create_task(ask(engine, "2.0.0/0", 5))
+        await asyncio.sleep(1.0)
+        assert not before.done()
+        assert not behind.done()
+        await engine.abort("2.0.0/0")
+        assert (await asyncio.wait_for(ended, 10)).segments == ()
+        await engine.resume()
+        assert len((await before)[0]) == len(PROMPT) + 300
+        assert (await behind).segments
+
+
+async def test_a_server_that_is_killed_costs_no_request(directory: Path, servers: list[RealServer]) -> None:
+    with RealServer(directory / "step-0", directory / "c.log") as third:
+        third.wait()
+        async with opened([servers[0], third]) as engine:
+            await publish(weights(directory, 12), engine)
+            asked = [asyncio.create_task(whole(engine, f"{n}.0.0/0", 300)) for n in range(16)]
+            await asyncio.sleep(1.0)
+            third.kill()
+            done = await asyncio.gather(*asked)
+    assert all(len(ids) == len(PROMPT) + 300 for ids, _ in done)
+    assert {s.weight_version for _, parts in done for part in parts for s in part.segments} == {12}
+
+
+def test_the_models_differ() -> None:
+    """Else versions could be mixed up unseen."""
+    with torch.no_grad():
+        rows = [scored(model(seed), [[1, 2, 3, 4]], 1.0)[0] for seed in (0, 1, 2)]
+    assert not torch.allclose(rows[0], rows[1])
+    assert not torch.allclose(rows[1], rows[2])
