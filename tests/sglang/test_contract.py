@@ -142,15 +142,15 @@ async def test_one_of_64_is_aborted_and_the_others_are_left_alone(
 async def test_weights_change_under_requests_and_every_token_has_its_version(
     servers: list[RealServer], directory: Path, mode: str
 ) -> None:
-    async with opened(servers, pause_mode=mode, flush_cache=False) as engine:
+    async with opened(servers, pause_mode=mode) as engine:
         await publish(weights(directory, 10), engine)
-        asked = [asyncio.create_task(whole(engine, f"{n}.0.0/0", 400)) for n in range(8)]
+        asked = [asyncio.create_task(whole(engine, f"{n}.0.0/0", 1000)) for n in range(8)]
         await asyncio.sleep(1.5)
         await publish(weights(directory, 11), engine)
         done = await asyncio.gather(*asked)
     both = 0
     for ids, parts in done:
-        assert len(ids) == len(PROMPT) + 400
+        assert len(ids) == len(PROMPT) + 1000
         seen = [(s.weight_version, len(s)) for part in parts for s in part.segments]
         assert [version for version, _ in seen] == sorted(version for version, _ in seen)
         both += len({version for version, _ in seen}) == 2
