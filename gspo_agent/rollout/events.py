@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import orjson
 
+from gspo_agent.errors import JournalError, boundary
 from gspo_agent.messages import Message
 from gspo_agent.rollout.state import (
     NO_BLOBS,
@@ -130,7 +131,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A slot starts to run."""
+    """A slot starts to run. The task is in the row of the group."""
 
     kind: ClassVar[str] = "begun"
     seed: int
@@ -142,7 +143,6 @@ class Begun:
         pass
 
     def encode(self) -> tuple[Cells, Mapping[str, bytes]]:
-        # The task is in the row of the group.
         return (self.kind, orjson.dumps([self.seed, self.spec, self.attempt, self.life]), *_NO_BYTES), NO_BLOBS
 
     @classmethod
@@ -211,7 +211,7 @@ class Observed:
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Observed:
-        data = orjson.loads(row.data)
+        data = dict(orjson.loads(row.data))
         tail = None if row.token_ids is None else array("i", row.token_ids)
         state = get_state(data.pop("state", None), row.state, row.blob, load)
         return cls(tail=tail, state=state, **data)
@@ -262,7 +262,7 @@ class Sampled:
     def decode(cls, row: Row, load: LoadBlob) -> Sampled:
         turn, offset, spans, request_id, finish, seconds, *rest = orjson.loads(row.data)
         action = rest[0] if rest else None
-        shown = action.get("redacted") if action is not None else None
+        shown = None if action is None else dict(action).get("redacted")
         token_ids = np.frombuffer(row.token_ids or b"", np.int32)
         logprobs = np.frombuffer(row.logprobs or b"", np.float32)
         if not len(token_ids) == len(logprobs) == sum(length for _, _, length in spans):
@@ -347,7 +347,7 @@ class CallEnded:
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> CallEnded:
-        data = orjson.loads(row.data)
+        data = dict(orjson.loads(row.data))
         return cls(state=get_state(data.pop("state", None), row.state, row.blob, load), **data)
 
 
@@ -377,7 +377,7 @@ class Ended:
 
     @classmethod
     def decode(cls, row: Row, load: LoadBlob) -> Ended:
-        data = orjson.loads(row.data)
+        data = dict(orjson.loads(row.data))
         return cls(Status(data.pop("status")), **data)
 
 
@@ -391,8 +391,9 @@ def decode(row: Row, load: LoadBlob) -> Event:
 
 
 def fold(trajectory: Trajectory, events: Iterable[Event]) -> Episode:
-    """The episode that these events add up to."""
+    """The episode that these events add up to. Raises JournalError where they are damaged, and do not."""
     episode = Episode(trajectory)
-    for event in events:
-        event.apply(episode)
+    with boundary(JournalError, f"the events of episode {trajectory.id} are damaged: they do not go together"):
+        for event in events:
+            event.apply(episode)
     return episode

@@ -211,7 +211,7 @@ def damaged(path: Path, error: Exception) -> JournalError:
     text = str(error)
     if "full" in text:
         remedy = "free some space and run the same command again; nothing that was committed is lost"
-    elif "not a database" in text or "malformed" in text:
+    elif "not a database" in text or "malformed" in text or "UTF-8" in text:
         remedy = "it is not a journal or it is damaged; restore it from a copy or choose another run directory"
     elif "locked" in text:
         remedy = "another process has it open"

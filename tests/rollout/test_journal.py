@@ -263,6 +263,16 @@ def test_a_damaged_row_is_named(fast_path: Path) -> None:
             journal.submit(lambda c: read_events(c, 6, journal.blobs)).result(5)
 
 
+def test_a_text_that_is_none_any_more_is_damage(fast_path: Path) -> None:
+    journal = Journal.open(fast_path / "journal.sqlite")
+    journal.append(5, CallBegun("a", "f", {}))
+    journal.submit(lambda c: c.execute("UPDATE events SET kind = CAST(x'ff' AS TEXT)")).result(5)
+    with pytest.raises(JournalError, match=r"'kind'.* it is damaged; restore it from a copy"):
+        journal.submit(lambda c: read_events(c, 5, journal.blobs)).result(5)
+    with pytest.raises(JournalError):
+        journal.close()
+
+
 async def test_a_full_disk_surfaces_and_nothing_goes_on(fast_path: Path) -> None:
     path = fast_path / "journal.sqlite"
     with pytest.raises(JournalError, match="full; free some space"), Journal.open(path) as journal:  # noqa: PT012

@@ -53,6 +53,17 @@ async def test_a_damaged_event_is_named_to_its_own_slot_and_the_others_come_back
     assert "event 6 (sampled) of slot 2 is damaged" in str(found[1])
 
 
+@pytest.mark.parametrize(
+    "data", [b"1", b"null", b'"x"', b"[]", b"{}", b"[0, 0, [], 0, 0, 0, 7]", b'{"step":1,"messages":7}']
+)
+async def test_whatever_a_row_has_become_it_is_its_own_slots_damage_alone(journal: Journal, data: bytes) -> None:
+    damage = "UPDATE events SET data = ? WHERE slot = 2 AND kind != 'begun'"
+    await journal.transact(lambda connection: connection.execute(damage, (data,)))
+    found = await asyncio.gather(*map(Recall(journal).episode, SLOTS), return_exceptions=True)
+    assert [type(each) for each in found] == [Episode, JournalError, Episode]
+    assert "is damaged" in str(found[1]) or "1.1.0 are damaged" in str(found[1])
+
+
 async def test_whoever_stops_waiting_costs_the_others_nothing(journal: Journal) -> None:
     recall = Recall(journal)
     tasks = [asyncio.create_task(recall.episode(slot)) for slot in SLOTS]
