@@ -122,11 +122,13 @@ class _Player:
                 await (self.reset() if episode.turn < 0 else self.step())
         limit = str(trajectory.stop_reason)
         if trajectory.status is not Status.PARTIAL and limit != StopReason.UNCLOSED_TURN:
+            _finite(trajectory.reward)  # each was, but not always their sum
             recorder.record(Ended(trajectory.status, limit))
             return
         with self._aside("judges", Clock()), boundary(EnvError, f"{type(self.env).__name__}.afinish"):
             score, info = await self.env.averdict(limit)
             reward, (components, metrics) = _finite(score), _shown(info)
+            _finite(trajectory.reward + reward)
         recorder.record(Ended(Status.TRUNCATED, limit, reward, components, metrics))
 
     async def reset(self) -> None:

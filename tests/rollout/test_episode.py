@@ -625,3 +625,26 @@ async def test_a_reward_that_is_not_finite_is_no_reward(reward: float, component
     assert trajectory.status is Status.FAILED
     assert str(trajectory.stop_reason).startswith("Unscored")
     assert not trajectory.rewards
+
+
+@pytest.mark.parametrize("limit", [1, 9])
+async def test_finite_rewards_whose_sum_is_not_are_no_reward(limit: int) -> None:
+    """The ledger would refuse such an end, in this life and in every later one."""
+
+    class Generous(Env):
+        steps = 0
+
+        async def areset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], dict[str, Any]]:
+            await super().areset(seed=seed)
+            return [user("go")], {}
+
+        async def astep(self, action: Message) -> tuple[list[Message], float, bool, bool, dict[str, Any]]:
+            self.steps += 1
+            return [user("on")], 1e308, self.steps == 2, False, {}
+
+        async def afinish(self, stop_reason: str) -> tuple[float, dict[str, Any]]:
+            return 1e308, {}
+
+    trajectory, limits = Trajectory(1, 0, 0, seed=5), Limits(turns=limit)
+    await run_episode(trajectory, env=Generous(), chat=CHAT, engine=ScriptedEngine(talker), task={}, limits=limits)
+    assert (trajectory.status, str(trajectory.stop_reason)[:8]) == (Status.FAILED, "Unscored")
