@@ -77,6 +77,9 @@ class Env(gymnasium.Env[Observation, Message]):
     handle to something outside, "replay" by repeating the actions, "none" by starting again."""
     logs_calls: ClassVar[bool] = False
     """Whether `astep` passes its tool calls through `call_log` itself; otherwise the whole step is one call."""
+    seals_state: ClassVar[bool] = False
+    """Whether nobody changes what `get_state` returned, so that the same object again is the same state; no author's
+    code runs in it."""
 
     call_log: CallLog
     run_id: str

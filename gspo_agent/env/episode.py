@@ -1,4 +1,4 @@
-"""What ToolEnv keeps beside an author's attributes, and what makes an author's `close` run once."""
+"""What ToolEnv keeps beside an author's attributes, what it reads from his class, and what makes `close` run once."""
 
 from __future__ import annotations
 
@@ -77,6 +77,30 @@ def fixed_values(attributes: dict[str, Any]) -> dict[str, Any] | None:
         if type(value) not in _FIXED and (type(value) not in _EMPTY or value):
             return None
     return attributes
+
+
+def refuse_slots(cls: type) -> None:
+    """Raises TypeError where attributes would lie beside those that the state is made of."""
+    for base in cls.__mro__:
+        if names := vars(base).get("__slots__"):
+            raise TypeError(
+                f"{cls.__name__}: {base.__name__} has __slots__ {names!r}, which no state holds; leave it out"
+            )
+
+
+def declared_tools(cls: type, base: type) -> dict[str, Tool]:
+    """Those of the class and of what it inherits from, by name. Raises TypeError where one hides a part of `base`."""
+    found: dict[str, Tool] = {}
+    for kind in reversed(cls.__mro__):
+        for name, value in vars(kind).items():
+            if isinstance(value, Tool):
+                found[name] = value
+            else:
+                found.pop(name, None)
+    for name in found:
+        if hasattr(base, name):
+            raise TypeError(f"{cls.__name__}.{name}: environments have a {name!r} of their own; rename the tool")
+    return {tool.name: tool for tool in found.values()}
 
 
 def once(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ import gymnasium
 
 from gspo_agent.env.calls import answer, prepare, step_id
 from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
-from gspo_agent.env.episode import Episode, Snapshot, fixed_values, once, quietly
+from gspo_agent.env.episode import Episode, Snapshot, declared_tools, fixed_values, once, quietly, refuse_slots
 from gspo_agent.env.given import Given
 from gspo_agent.env.options import check_names
 from gspo_agent.env.redaction import redact_message
@@ -52,6 +52,7 @@ class ToolEnv(Env):
     _declared: ClassVar[Mapping[str, Tool]] = {}
     _framework: ClassVar[frozenset[str]]
     _shares: ClassVar[bool] = False
+    _steps: ClassVar[bool] = True  # nothing of an author's own is around a step: each is one of the runner's turns
     _save: ClassVar[Callable[[ToolEnv], Any] | None] = None
     _load: ClassVar[Callable[[ToolEnv, Any], None] | None] = None
 
@@ -97,17 +98,8 @@ class ToolEnv(Env):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        found: dict[str, Tool] = {}
-        for base in reversed(cls.__mro__):
-            for name, value in vars(base).items():
-                if isinstance(value, Tool):
-                    found[name] = value
-                else:
-                    found.pop(name, None)
-        for name in found:
-            if hasattr(ToolEnv, name):
-                raise TypeError(f"{cls.__name__}.{name}: environments have a {name!r} of their own; rename the tool")
-        cls._declared = {tool.name: tool for tool in found.values()}
+        refuse_slots(cls)
+        cls._declared = declared_tools(cls, ToolEnv)
         own = vars(cls)
         if "close" in own:
             cls.close = once(own["close"])  # type: ignore[method-assign]
@@ -117,6 +109,8 @@ class ToolEnv(Env):
             if name in own:
                 setattr(cls, kept, own[name])
                 delattr(cls, name)
+        cls.seals_state = cls._save is None and cls.get_state is ToolEnv.get_state and cls.aget_state is Env.aget_state
+        cls._steps = cls.astep is ToolEnv.astep
 
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -153,7 +147,7 @@ class ToolEnv(Env):
             ids = [f"{step}/{position}" for position in range(len(calls))]
             tools = episode.tools or {}
             # An author's state code has its own thread, and his own step may do anything around this one.
-            rest = type(self)._save is None and type(self).astep is ToolEnv.astep
+            rest = self.seals_state and self._steps
             prepared = [prepare(self, tools, id, call, at_rest=rest) for id, call in zip(ids, calls, strict=True)]
             messages, final = await answer(self, prepared)
         # Only now: a step that is run again after a crash must give its calls the same ids.
@@ -198,7 +192,7 @@ class ToolEnv(Env):
             return encode(self._changed(), "self", episode.given)
         if not self.tainted:
             return self._snapshot()
-        return None if episode.last_good is None else episode.last_good | episode.place(self.known_turn)
+        return None if episode.last_good is None else episode.last_good | self._place()
 
     def set_state(self, state: Any) -> None:
         episode = self.__episode
@@ -244,9 +238,9 @@ class ToolEnv(Env):
         episode, save = self.__episode, type(self)._save
         try:
             generator = episode.generator.encode(self._np_random)
-            place = episode.place(self.known_turn)
+            place = self._place()
             changed = self._changed() if save is None else None
-            fixed = None if changed is None else fixed_values(changed)
+            fixed = fixed_values(changed) if changed is not None and self.seals_state else None
             if episode.last is not None and episode.last.holds(fixed, generator, place):
                 return episode.last.value
             if save is None:
@@ -264,6 +258,9 @@ class ToolEnv(Env):
         except NotEncodable as problem:
             self.state_level, self.state_problem = "none", str(problem)
             return None
+
+    def _place(self) -> dict[str, Any]:
+        return self.__episode.place(self.known_turn if self._steps else None)
 
     @contextmanager
     def _keeping(self, what: str) -> Iterator[None]:

@@ -119,7 +119,7 @@ class JournalRecorder(Recorder):
         self._behind: deque[tuple[int, int]] = deque()
         """(end in the log, sampled tokens) of events that may still wait for the disk."""
         self._seen: Any = None
-        """What `episode.state` was made from: an environment that returns the same object has not changed."""
+        """What `episode.state` was made from, where the same object again is the same state."""
         self._held: list[Event] = []
         self._resting: Env | None = None
         """Its state after the last of the held events, a CallEnded, has not been looked at."""
@@ -232,7 +232,7 @@ class JournalRecorder(Recorder):
         if len(data) > self._max_state_bytes:
             self.state_problem = f"the state has {len(data)} bytes, more than {self._max_state_bytes}"
             return None
-        self._seen = value if type(value) is dict else None
+        self._seen = value if env.seals_state else None
         return SAME if before is not None and before.data == data and before.form == state.form else state
 
     def call_log(self, env: Env) -> CallLog:

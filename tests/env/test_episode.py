@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_agent.env import ToolEnv, tool
-from gspo_agent.messages import assistant, call
+from gspo_agent.env.contract import StepResult
+from gspo_agent.messages import Message, assistant, call, user
 
 
 class Box(ToolEnv):
@@ -86,3 +88,52 @@ async def test_the_turn_that_the_runner_knows_is_not_in_the_state_and_comes_back
     fresh.set_state(state)
     messages, *_ = await fresh.astep(assistant("", [call("nothing")]))
     assert messages[0]["tool_call_id"].endswith("/1/0")
+
+
+async def test_a_state_that_an_author_adds_to_is_made_anew_every_time() -> None:
+    class Noting:
+        def get_state(self) -> Any:
+            state = super().get_state()  # type: ignore[misc]
+            state["attributes"].setdefault("notes", []).append("seen")
+            return state
+
+    class Both(Noting, Box):
+        pass
+
+    class Asynchronous(Box):
+        async def aget_state(self) -> Any:
+            return self.get_state() | {"more": 1}
+
+    env = Both()
+    await env.areset(seed=3, options={"task": {}})
+    states = [env.get_state() for _ in range(3)]
+    assert states[0] is not states[1]
+    assert [state["attributes"]["notes"] for state in states] == [["seen"]] * 3
+    assert [kind.seals_state for kind in (Box, Both, Asynchronous)] == [True, False, False]
+
+
+@pytest.mark.parametrize("slots", [("total",), "total"])
+def test_attributes_that_no_state_would_hold_are_refused(slots: Any) -> None:
+    with pytest.raises(TypeError, match="__slots__"):
+        type("Slotted", (Box,), {"__slots__": slots})
+    type("Empty", (Box,), {"__slots__": ()})
+
+
+async def test_a_step_that_an_author_answers_himself_changes_no_call_id_of_a_later_life() -> None:
+    """A call that was begun there would be taken for another one, and run again."""
+
+    class Strict(Box):
+        logs_calls = True
+
+        async def astep(self, action: Message) -> StepResult:
+            return await super().astep(action) if action.get("tool_calls") else ([user("call!")], 0.0, False, False, {})
+
+    env, later = Strict(), Strict()
+    env.known_turn, env.episode_id = 0, "e"
+    await env.areset(seed=3, options={"task": {}})
+    await env.astep(assistant("what?"))
+    state = env.get_state()
+    later.known_turn, later.episode_id = 1, "e"
+    later.set_state(state)
+    ids = [(await each.astep(assistant("", [call("nothing")])))[0][0]["tool_call_id"] for each in (env, later)]
+    assert ids == ["e/0/0", "e/0/0"]

@@ -6,14 +6,14 @@ import asyncio
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from gspo_agent.config import RolloutConfig
+from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.env import Env, ToolEnv, tool
 from gspo_agent.env.contract import StepResult
 from gspo_agent.messages import Message, assistant, call, user
@@ -198,18 +198,22 @@ class Counting(ToolEnv):
         return float(self.number)
 
 
+def kinds_and_states(run: Run, slot: int = 1) -> list[tuple[str, Any]]:
+    """Every event of a slot, and the state that is written with it."""
+    events = run.journal.submit(lambda c: read_events(c, slot, run.journal.blobs)).result(5)
+    states = [getattr(event, "state", None) for event in events]
+    values = [state.value if isinstance(state, State) else None for state in states]
+    return [(event.kind, value) for event, value in zip(events, values, strict=True)]
+
+
 def kinds_and_numbers(run: Run, slot: int = 1) -> list[tuple[str, int | None]]:
     """Every event of a slot, and the number in the state that is written with it."""
-    events = run.journal.submit(lambda c: read_events(c, slot, run.journal.blobs)).result(5)
-    found = []
-    for event in events:
-        state = getattr(event, "state", None)
-        number = state.value["attributes"]["number"] if isinstance(state, State) else None
-        found.append((event.kind, number))
-    return found
+    return [(kind, state and state["attributes"]["number"]) for kind, state in kinds_and_states(run, slot)]
 
 
-async def recorded_of(path: Path, *calls: str, env: type[Env] | None = None) -> list[tuple[str, int | None]]:
+async def recorded_of(
+    path: Path, *calls: str, env: type[Env] | None = None, look: Callable[[Run], list[Any]] = kinds_and_numbers
+) -> list[tuple[str, Any]]:
     """The events of an episode whose first turn makes these calls."""
 
     def play(prompt: Sequence[int], seed: int) -> list[int]:
@@ -218,7 +222,7 @@ async def recorded_of(path: Path, *calls: str, env: type[Env] | None = None) -> 
 
     with Run(path, env or Counting, ONE, engine=ScriptedEngine(play, chunk=1000)) as run:
         await play_to_the_end(run)
-        return kinds_and_numbers(run)
+        return look(run)
 
 
 async def test_a_turn_whose_call_answers_at_once_is_three_rows_and_one_state(
@@ -242,7 +246,7 @@ async def test_where_an_authors_own_step_goes_on_after_the_calls_their_ends_are_
             return await super().astep(action)
 
     found = await recorded_of(fast_path / "journal.sqlite", "quick", env=Longer)
-    assert found[2:6] == [("sampled", None), ("call_begun", None), ("call_ended", 1), ("observed", None)]
+    assert found[2:6] == [("sampled", None), ("call_begun", None), ("call_ended", 1), ("observed", 1)]
 
 
 async def test_an_idempotent_call_that_answers_at_once_is_no_row(fast_path: Path) -> None:
@@ -452,3 +456,36 @@ async def test_a_secret_argument_is_not_in_the_record_of_the_call(fast_path: Pat
         rows = run.journal.submit(lambda c: c.execute(query).fetchall()).result(5)
     assert rows
     assert not [row for row in rows if secret in row[0]]
+
+
+async def test_a_state_that_an_environment_changes_in_place_is_written_after_every_step(fast_path: Path) -> None:
+    class Board(Env):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.board = {"moves": 0}
+            return [user("move")], {}
+
+        def step(self, action: Message) -> Any:
+            self.board["moves"] += 1
+            return [user("again")], 0.0, False, False, {}
+
+        def get_state(self) -> Any:
+            return self.board
+
+        def set_state(self, state: Any) -> None:
+            self.board = state
+
+    engine = ScriptedEngine(lambda prompt, seed: CHAT.turn("so"))
+    with Run(fast_path / "journal.sqlite", Board, ONE, Limits(turns=3), engine) as run:
+        await play_to_the_end(run)
+        states = [state for kind, state in kinds_and_states(run) if kind == "observed"]
+    assert states == [{"moves": moves} for moves in range(4)]
+
+
+async def test_an_authors_own_asynchronous_state_is_the_one_that_a_call_leaves(fast_path: Path) -> None:
+    class Own(Counting):
+        async def aget_state(self) -> Any:
+            return {"own": self.number}
+
+    found = await recorded_of(fast_path / "journal.sqlite", "quick", "quick", env=Own, look=kinds_and_states)
+    assert [state for kind, state in found if kind == "call_ended"] == [{"own": 1}, {"own": 2}]
