@@ -12,7 +12,10 @@ from transformers.utils import logging as transformers_logging
 
 from gspo_agent.cold_start import make_model
 from gspo_agent.config import Config
+from gspo_agent.engine.base import Engine
 from gspo_agent.engine.local import LocalEngine
+from gspo_agent.engine.model import sizes
+from gspo_agent.engine.sglang import SGLangEngine
 from gspo_agent.env import EnvFactory
 from gspo_agent.errors import ConfigError, written
 from gspo_agent.monitor.screen import Screen
@@ -81,8 +84,19 @@ def tokenizer_digest(model: Path) -> str | None:
     return total.hexdigest()
 
 
-def local_engine(config: Config, model: Any) -> LocalEngine:
-    """The embedded engine, with weights of its own."""
-    limit = config.engine.quota
+def make_engine(config: Config, model: Path) -> Engine:
+    """The configured engine, to be opened: the embedded one with weights of its own, or the servers, which have
+    `model`'s architecture and get their weights when they are published."""
+    engine, limit = config.engine, config.engine.quota
     quota = None if limit is None else Quota(limit.rate, limit.period, limit.concurrency, "engine.quota")
-    return LocalEngine(model, max_running=config.engine.max_running, threads=config.engine.threads, quota=quota)
+    if engine.kind == "local":
+        return LocalEngine(model, max_running=engine.max_running, threads=engine.threads, quota=quota)
+    vocab_size, context_tokens = sizes(model)
+    return SGLangEngine(
+        engine.urls,
+        vocab_size=vocab_size,
+        context_tokens=context_tokens,
+        pause_mode=engine.pause_mode,
+        flush_cache=engine.flush_cache,
+        quota=quota,
+    )

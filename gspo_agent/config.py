@@ -5,7 +5,6 @@ An unknown or ill-typed key is one line with its place and the nearest right nam
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,7 @@ from pydantic import (
 )
 
 from gspo_agent.errors import ConfigError
+from gspo_agent.explanation import explain
 from gspo_agent.overrides import override_key
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -111,14 +111,31 @@ class EnvConfig(Section):
 class EngineConfig(Section):
     """Where tokens come from."""
 
-    kind: Literal["local"] = "local"
-    """"local": the model inside this process."""
+    kind: Literal["local", "sglang"] = "local"
+    """"local": the model inside this process. "sglang": SGLang servers."""
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+")]] = []
+    """Of the servers, as in ["http://a:30000"], or of routers. They see the run directory under the same path: weights
+    are published through it."""
+    pause_mode: Literal["in_place", "retract", "abort"] = "in_place"
+    """What happens to a server's requests while it loads weights. "in_place": they keep what was computed for them.
+    "retract": it is computed anew under the new weights. "abort": they end, and are asked for again."""
+    flush_cache: bool = True
+    """No new request sees keys and values of older weights. False: it may; that is faster, and its logprobs are not
+    quite those of its weights."""
     max_running: Positive = 128
     """Requests decoded at once by the local engine."""
     threads: Positive = 1
     """Torch threads of the local engine and the learner on a CPU; two on a busy machine can be ten times slower."""
     quota: QuotaConfig | None = None
     """Of requests to the engine."""
+
+    @model_validator(mode="after")
+    def _addressed(self) -> Self:
+        if self.kind == "sglang" and not self.urls:
+            raise ValueError('kind = "sglang" needs the addresses of servers: urls = ["http://localhost:30000"]')
+        if self.kind != "sglang" and self.urls:
+            raise ValueError(f'urls are given, but kind is "{self.kind}"; write kind = "sglang"')
+        return self
 
 
 class RolloutConfig(Section):
@@ -187,6 +204,7 @@ def _named(value: Any) -> Any:
     return {"name": "gspo", **value} if isinstance(value, dict) else value
 
 
+_TAGS: dict[str, type[BaseModel]] = {"gspo": GSPO, "gspo_token": GSPOToken, "grpo": GRPO}
 Loss = Annotated[GSPO | GSPOToken | GRPO, Field(discriminator="name"), BeforeValidator(_named)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -340,7 +358,7 @@ class Config(Section):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(cls, problem, source) for problem in error.errors())) from None
+            raise ConfigError("\n".join(explain(cls, problem, source, _TAGS) for problem in error.errors())) from None
 
     def override(self, overrides: Iterable[str]) -> Config:
         """The same configuration with `key=value` changes."""
@@ -362,38 +380,3 @@ class Config(Section):
             "group_size": self.rollout.group_size,
             "seed": self.run.seed,
         }
-
-
-def _explain(model: type[BaseModel], problem: Any, source: str) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        known = _fields(model, problem["loc"][:-1])
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
-        return f"{source}: unknown key {place}; {hint}"
-    if problem["type"] == "missing":
-        return f"{source}: {place} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    # A whole section says less than the message, which names the key.
-    given = "" if isinstance(problem["input"], dict) else f" (given {problem['input']!r})"
-    return f"{source}: {place}: {message}{given}" if place else f"{source}: {message}"
-
-
-def _fields(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """The names allowed at `loc`, walking through nested sections, lists and tagged unions."""
-    kind: Any = model
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        if isinstance(kind, type) and issubclass(kind, BaseModel) and part in kind.model_fields:
-            kind = _section(kind.model_fields[part].annotation)
-        else:  # the tag of a union
-            kind = {"gspo": GSPO, "gspo_token": GSPOToken, "grpo": GRPO}.get(part, kind)
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
-
-
-def _section(annotation: Any) -> Any:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return annotation

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources
+from gspo_agent.assembly import env_factories, find_model, make_engine, open_sources
 from gspo_agent.background import off_loop
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
-from gspo_agent.engine.base import Engine
+from gspo_agent.engine.base import Engine, Weights
+from gspo_agent.engine.local import LocalEngine
+from gspo_agent.engine.publish import publish
 from gspo_agent.env import Env, EnvFactory
 from gspo_agent.errors import ConfigError, EnvError, JournalError, written
 from gspo_agent.monitor.metrics import summarise
@@ -195,8 +197,9 @@ async def evaluate_policy(
         factories = env_factories(config)
         sources = open_sources(config, factories, config.evaluation.split)
         path = await off_loop(policy_path, config, factories, run, model, screen)
-        engine = local_engine(config, path)
+        engine = make_engine(config, path)
         try:
+            await _give(engine, path)
             screen.phase(f"measuring {path}")
             held_out = await evaluate_held_out(
                 config, sources, load_chat(path), engine, screen.advance, samples=samples
@@ -206,6 +209,13 @@ async def evaluate_policy(
             await asyncio.gather(*(factory.aclose() for factory in factories))
     _some_scored(held_out)
     return held_out.metrics(config.evaluation.pass_threshold)
+
+
+async def _give(engine: Engine, model: Path) -> None:
+    """Opens an engine that is to sample from `model`; servers may have other weights until then."""
+    await engine.open()
+    if not isinstance(engine, LocalEngine):
+        await publish(Weights(0, model, lambda: ()), engine)
 
 
 def _some_scored(result: Evaluation) -> None:
@@ -236,8 +246,9 @@ async def collect(
             out.parent.mkdir(parents=True, exist_ok=True)
             out.open("ab").close()
         path = await off_loop(policy_path, config, factories, run, model, screen)
-        engine = local_engine(config, path)
+        engine = make_engine(config, path)
         try:
+            await _give(engine, path)
             screen.phase("episodes")
             result = await evaluate(
                 sources,

@@ -4,6 +4,7 @@ config.json      the configuration of the last start
 model/           the model it began with, where the run made it itself
 journal.sqlite   every episode, group and step (see `rollout.journal`)
 checkpoints/     step-N directories, each loadable by transformers
+weights/         step-N directories that servers load, the newest two
 episodes/        step-N.parquet: the episodes that have left the journal, where the run exports them
 held_out.jsonl   one line per evaluation
 curve.png        the learning curve, drawn after every step
@@ -89,6 +90,10 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.dir / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        return self.dir / "weights"
 
     @property
     def episodes(self) -> Path:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_agent.assembly import env_factories, find_model, local_engine, open_sources, tokenizer_digest
+from gspo_agent.assembly import env_factories, find_model, make_engine, open_sources, tokenizer_digest
 from gspo_agent.background import off_loop, rare_collections
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
-from gspo_agent.engine.base import Weights
-from gspo_agent.engine.local import LocalEngine
+from gspo_agent.engine.base import Engine, Weights
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
 from gspo_agent.errors import CheckpointLost, ConfigError, JournalError
@@ -117,8 +116,9 @@ class Session:
             learner = await off_loop(self._learner, model_path)
             leaving.push_async_callback(_close, off_loop, learner.close)
             step = await self._restore(learner, ledger)
-            engine = await off_loop(local_engine, config, model_path)
+            engine = await off_loop(make_engine, config, model_path)
             leaving.push_async_callback(_close, engine.close)
+            await engine.open()
             collector = Collector(
                 journal=self.journal,
                 ledger=ledger,
@@ -132,7 +132,7 @@ class Session:
             self.pulse.watch(collector, engine)
             screen.watch(collector.progress, engine.stats, self.pulse.concerns)
             leaving.enter_context(rare_collections())
-            await publish(await self._weights(learner, step), engine)
+            await self._publish(learner, step, engine)
             await self._evaluate(step, chat, engine)
             await collector.start(step)
             step = await self._loop(step, ledger, learner, engine, collector, chat)
@@ -143,7 +143,7 @@ class Session:
         screen.finished(run.steps(), run.evaluations(), run.curve)
 
     async def _loop(
-        self, step: int, ledger: Ledger, learner: AnyLearner, engine: LocalEngine, collector: Collector, chat: Chat
+        self, step: int, ledger: Ledger, learner: AnyLearner, engine: Engine, collector: Collector, chat: Chat
     ) -> int:
         """Consumes leases until the last step; each turn waits for enough groups, then for the learner."""
         config, run, screen = self.config, self.run, self.screen
@@ -167,7 +167,7 @@ class Session:
             metrics |= {"groups/filtered": float(len(lease.filtered))} | engine_use(used, engine.stats())
             covered = None if saved is None else (saved.name, saved.digest)
             await ledger.commit_step(step, lease, checkpoint=covered, metrics=metrics)
-            await publish(await self._weights(learner, step), engine)
+            await self._publish(learner, step, engine)
             await collector.resume()
             screen.step(step, metrics)
             if warning := alarm.step(step, metrics):
@@ -190,8 +190,16 @@ class Session:
         )
         return learner.step(batch)
 
-    async def _weights(self, learner: AnyLearner, step: int) -> Weights:
-        return await off_loop(learner.weights, weight_version(self.journal.life, step))
+    async def _publish(self, learner: AnyLearner, step: int, engine: Engine) -> None:
+        """Returns when every later token comes from the learner's weights. Servers load them from the run directory,
+        which keeps those of two steps: who is brought back meanwhile may still read the older ones."""
+        version = weight_version(self.journal.life, step)
+        if self.config.engine.kind == "local":
+            return await publish(await off_loop(learner.weights, version), engine)
+        self.screen.phase("publishing weights")
+        path = await off_loop(learner.export, self.run.weights, step)
+        await publish(Weights(version, path, lambda: learner.weights(version).tensors()), engine)
+        await off_loop(checkpoint.prune, self.run.weights, 2, {path.name})
 
     async def _restore(self, learner: AnyLearner, ledger: Ledger) -> int:
         """The step of the newest checkpoint that can be read, and its weights in the learner; 0 before the first.
@@ -268,7 +276,7 @@ class Session:
                 "began with; bring it back, use another run.dir, or --allow-changes to go on all the same"
             )
 
-    async def _evaluate(self, step: int, chat: Chat, engine: LocalEngine) -> None:
+    async def _evaluate(self, step: int, chat: Chat, engine: Engine) -> None:
         """Measures the held-out tasks once per step, however often the run is started."""
         every = self.config.evaluation.every
         due = step in (0, self.config.run.steps) or bool(every and step % every == 0)

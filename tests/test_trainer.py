@@ -31,6 +31,7 @@ from gspo_agent.rollout import export
 from gspo_agent.rollout.audit import audit
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.run import Run
+from gspo_agent.testing.sglang_server import SGLangServer
 from gspo_agent.trainer import train
 
 
@@ -93,6 +94,24 @@ def config(directory: Path, *overrides: str) -> Config:
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+async def test_a_run_on_servers_publishes_every_step_from_disk_and_outlives_one_of_them(tmp_path: Path) -> None:
+    async with SGLangServer(vocab_size=420, delay=0.002) as one, SGLangServer(vocab_size=420, delay=0.002) as other:
+        urls = f'engine={{kind="sglang", urls=["{one.url}", "{other.url}"]}}'
+        training = asyncio.create_task(
+            trainer.train_async(config(tmp_path / "run", urls, "run.steps=3", "evaluation.episodes=0"))
+        )
+        while other.weight_version != "1000001":  # noqa: ASYNC110 -- the first step is published
+            await asyncio.sleep(0.005)
+        other.crash()
+        run = await training
+        assert [step for step, _ in run.steps()] == [1, 2, 3]
+        assert one.weight_version == "1000003"
+        assert [Path(path).name for path, _ in one.control.loaded] == ["step-0", "step-1", "step-2", "step-3"]
+        assert sorted(path.name for path in run.weights.iterdir()) == ["step-2", "step-3"]
+        assert run.status().slots.get("failed", 0) == 0
+        assert audit(run.journal).breaches == ()
 
 
 def test_a_run_leaves_steps_checkpoint_curve_and_evaluations_and_the_same_call_goes_on(tmp_path: Path) -> None:

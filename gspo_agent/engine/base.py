@@ -76,6 +76,15 @@ class Engine(Protocol):
         """To be entered around a request: its turn at the engine's quota."""
         ...
 
+    def stats(self) -> Mapping[str, int]:
+        """Counts since the start, at least: tokens (sampled), prefill_tokens (of prompts, computed), cached_tokens (of
+        prompts, known from before). And how many requests are running and waiting now."""
+        ...
+
+    async def open(self) -> None:
+        """Returns when it can be asked; comes first, once. Raises ConfigError where it cannot work at all."""
+        ...
+
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
         """Continues `token_ids`, which nobody else changes; where they go into JSON, take `list(token_ids)`.
 

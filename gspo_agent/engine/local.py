@@ -79,6 +79,9 @@ class LocalEngine:
         """Request id -> tokens sampled so far, of every request in flight. From any thread."""
         return {id: len(request.versions) for id, (request, _) in list(self._in_flight.items())}
 
+    async def open(self) -> None:
+        """Nothing to wait for: the thread begins with the first request."""
+
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
         """Continues `token_ids`, at most to the end of the context. Cancelling the call aborts the request."""
         request = self._request(token_ids, sampling, request_id)

@@ -6,9 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gspo_agent.errors import ConfigError, boundary
+
+
+def sizes(path: str | Path) -> tuple[int, int]:
+    """(size of the vocabulary, tokens in the longest context), without reading a weight. Raises ConfigError."""
+    with boundary(ConfigError, f"the configuration of model {str(path)!r} cannot be read"):
+        text = AutoConfig.from_pretrained(str(path)).get_text_config()
+        return int(text.vocab_size), int(text.max_position_embeddings)
 
 
 def load_model(path: str | Path) -> PreTrainedModel:

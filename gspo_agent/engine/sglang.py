@@ -378,5 +378,7 @@ class SGLangEngine:
             )
         async with self._updating:
             self._versions[str(weights.version)] = weights.version
-            await self.fleet.update(Target(str(weights.version), str(weights.path.resolve())), self._patience)
+            # What is no directory here is a name that the servers know, as on a hub.
+            path = weights.path.resolve() if weights.path.exists() else weights.path
+            await self.fleet.update(Target(str(weights.version), str(path)), self._patience)
             self._weight_version = weights.version

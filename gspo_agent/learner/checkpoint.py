@@ -53,6 +53,24 @@ def save(learner: Learner, root: Path, step: int) -> Saved:
     return Saved(name, final, digest)
 
 
+def export(learner: Learner, root: Path, step: int) -> Path:
+    """Writes `root/step-N` without what only the learner needs, for engines to load; whole where it exists, and no more
+    durable than the operating system makes it, since a step that was committed can be exported again.
+
+    Raises JournalError where it cannot be written.
+    """
+    final, temporary = root / f"step-{step}", root / f"{_TEMPORARY}step-{step}"
+    remedy = "; see free space and permissions, and run the same command again"
+    with boundary(JournalError, f"weights {final} cannot be written{remedy}"):
+        root.mkdir(exist_ok=True)
+        _discard(temporary)
+        learner.model.save_pretrained(temporary)
+        _copy_tokenizer(learner.model_path, temporary)
+        _discard(final)
+        temporary.rename(final)
+    return final
+
+
 def _write(learner: Learner, root: Path, step: int, temporary: Path) -> str:
     root.mkdir(exist_ok=True)  # but not the run's directory, where that has been moved away
     _discard(temporary)

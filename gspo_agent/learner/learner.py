@@ -113,6 +113,10 @@ class Learner:
         """Writes `root/step-N`; see `checkpoint.save`."""
         return checkpoint.save(self, root, step)
 
+    def export(self, root: Path, step: int) -> Path:
+        """Writes `root/step-N` for engines; see `checkpoint.export`."""
+        return checkpoint.export(self, root, step)
+
     def restore(self, path: Path, digest: str | None = None) -> int:
         """Goes on from a checkpoint; see `checkpoint.restore`."""
         return checkpoint.restore(self, path, digest)

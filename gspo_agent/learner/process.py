@@ -68,6 +68,9 @@ class LearnerProcess:
     def save(self, root: Path, step: int) -> Saved:
         return self._ask(Learner.save, root, step)
 
+    def export(self, root: Path, step: int) -> Path:
+        return self._ask(Learner.export, root, step)
+
     def restore(self, path: Path, digest: str | None = None) -> int:
         return self._ask(Learner.restore, path, digest)
 

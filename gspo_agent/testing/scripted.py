@@ -69,6 +69,14 @@ class ScriptedEngine:
         self._ended: set[str] = set()
         self._sampled: dict[str, int] = {}
 
+    def stats(self) -> dict[str, int]:
+        """What the requests that ended have brought; no prompt is computed."""
+        counts = {"tokens": sum(count for _, _, count in self.requests), "prefill_tokens": 0, "cached_tokens": 0}
+        return {**counts, "running": len(self._live), "waiting": 0}
+
+    async def open(self) -> None:
+        return None
+
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, *, request_id: str) -> Completion:
         if request_id in self._live or request_id in self._ended:
             raise EngineError(f"request id {request_id!r} is used twice")

@@ -71,6 +71,22 @@ def damage(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+def test_exported_weights_load_without_the_learner_and_replace_those_of_an_earlier_life(
+    model_path: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    made = learner(model_path)
+    root = tmp_path / "weights"
+    for _ in range(2):
+        made.step(batches[0])
+        path = checkpoint.export(made, root, 4)
+    assert [found.name for found in root.iterdir()] == ["step-4"]
+    assert not list(path.glob("*.pt"))
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), made.model.parameters(), strict=True))
+    with pytest.raises(JournalError, match=r"weights .*step-5 cannot be written.*see free space and permissions"):
+        checkpoint.export(made, tmp_path / "gone" / "weights", 5)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "learner.pt", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize("harm", [damage, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
 def test_any_harm_to_any_file_is_refused_by_name_before_it_is_used(
