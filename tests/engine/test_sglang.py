@@ -191,9 +191,10 @@ async def test_tokens_on_both_sides_of_an_update_have_their_versions_and_nothing
         completions = await asyncio.gather(*requests)
         assert {completion.finish_reason for completion in completions} == {"stop"}
         assert all(tokens(completion) == WHOLE and logprobs(completion) == LOGPROBS for completion in completions)
-        assert [versions(completion) for completion in completions[:8]] == [[0, 3, 4]] * 8
-        assert [len(segment) for segment in completions[0].segments] == [40, 40, 120]
-        assert {versions(completion)[-1] for completion in completions[8:]} == {4}
+        cut = [completion for completion in completions if versions(completion) == [0, 3, 4]]
+        assert {tuple(len(segment) for segment in completion.segments) for completion in cut} == {(40, 40, 120)}
+        rest = [versions(completion) for completion in completions if completion not in cut]
+        assert (len(cut), rest) == (8, [[4]] * 8)
         updates = [call.body for call in servers[0].requests if call.route == "/update_weights_from_disk"]
         assert [(body["weight_version"], body["abort_all_requests"]) for body in updates] == [
             ("3", False),
@@ -362,11 +363,11 @@ async def test_there_is_an_end_to_trying() -> None:
 
 
 async def test_a_reply_that_never_comes_is_given_up_and_asked_for_again() -> None:
-    async with running(2, request_seconds=0.1) as (engine, servers):
+    async with running(2, request_seconds=0.5) as (engine, servers):
         stalls = [one.order("stall") for one in servers[:1]]
         completions = await asyncio.gather(ask(engine, "a-1/"), ask(engine, "b-1/"))
         assert [tokens(completion) for completion in completions] == [WHOLE, WHOLE]
-        assert engine.stats()["retries"] == 1
+        assert engine.stats()["retries"] >= 1
         for stall in stalls:
             stall.release()
 
@@ -392,6 +393,16 @@ async def test_a_server_that_dies_costs_its_requests_nothing() -> None:
         assert all(tokens(completion) == WHOLE and logprobs(completion) == LOGPROBS for completion in completions)
         assert engine.stats()["tokens"] == 8 * 200
         assert len(rids(servers[1])) == 8
+
+
+async def test_a_server_whose_connection_broke_is_asked_nothing_until_it_was_looked_at() -> None:
+    async with running(2, look_every=60.0) as (engine, servers):
+        await asyncio.gather(*(ask(engine, f"{n}-1/") for n in range(8)))
+        await servers[0].stop()
+        for n in range(8):
+            assert tokens(await ask(engine, f"{n}-2/")) == WHOLE
+        assert engine.stats()["retries"] == 1
+        assert [worker.url for worker in engine.fleet.serving] == [servers[1].url]
 
 
 async def test_requests_wait_for_the_only_server_to_be_back_at_the_current_weights(
@@ -517,13 +528,13 @@ async def test_in_a_pause_nothing_is_sampled_and_what_comes_waits() -> None:
 
 
 async def test_the_time_of_a_request_stands_still_in_a_pause() -> None:
-    async with running(request_seconds=0.1) as (engine, servers):
+    async with running(request_seconds=1.0) as (engine, servers):
         servers[0].hold_after = 8
         request = asyncio.create_task(ask(engine))
         await servers[0].sampled(8)
         await engine.pause()
         servers[0].hold_after = None
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1.2)
         await engine.resume()
         assert tokens(await request) == WHOLE
         assert engine.stats()["retries"] == 0
@@ -617,20 +628,20 @@ async def test_who_does_not_take_the_weights_is_out_until_it_does(
 
 
 async def test_a_server_that_says_yes_and_keeps_its_weights_is_out(weights: Callable[[int], Weights]) -> None:
-    async with running(2) as (engine, servers):
+    async with running(2, look_every=60.0) as (engine, servers):
         servers[0].order("unchanged", route="/update_weights_from_disk")
         await publish(weights(3), engine)
+        assert [worker.url for worker in engine.fleet.serving] == [servers[1].url]
         completions = await asyncio.gather(*(ask(engine, f"{n}-1/") for n in range(4)))
         assert [versions(completion) for completion in completions] == [[3]] * 4
 
 
 async def test_an_update_that_every_server_refuses_is_an_error_and_nothing_is_sampled(tmp_path: Path) -> None:
-    async with running(2, patience=0.3) as (engine, servers):
+    async with running(2) as (engine, servers):
         with pytest.raises(EngineError, match=r"no server took weights 3: .*Cannot find any model weights") as caught:
             await engine.update_weights(Weights(3, tmp_path / "empty", lambda: ()))
         assert all(one.url in str(caught.value) for one in servers)
-        with pytest.raises(EngineError, match="no server to ask"):
-            await ask(engine)
+        assert engine.fleet.serving == []
 
 
 async def test_weights_that_were_not_saved_are_named_with_the_remedy() -> None:
@@ -671,8 +682,10 @@ async def test_requests_of_a_server_that_failed_an_update_go_elsewhere(weights: 
 
 async def test_turns_of_an_episode_meet_their_prefix_and_episodes_are_spread() -> None:
     async with running(3) as (engine, servers):
-        for turn in range(3):
-            await asyncio.gather(*(ask(engine, f"run.{n}.0.0-{10 * turn + n}/") for n in range(9)))
+        await asyncio.gather(*(ask(engine, f"run.{n}.0.0-{n}/") for n in range(9)))
+        for turn in range(1, 3):
+            for n in reversed(range(9)):  # one at a time: by load alone, all would go to one server
+                await ask(engine, f"run.{n}.0.0-{10 * turn + n}/", count=4)
         seen = [{rid.rpartition("-")[0] for rid in rids(one)} for one in servers]
         assert [len(episodes) for episodes in seen] == [3, 3, 3]
         assert [len(rids(one)) for one in servers] == [9, 9, 9]
