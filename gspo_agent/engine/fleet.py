@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -19,6 +20,7 @@ from gspo_agent.errors import ConfigError, EngineError
 _log = logging.getLogger(__name__)
 PauseMode = Literal["in_place", "retract", "abort"]
 _HOMES = 1 << 17
+_SOON_SECONDS = 1.0  # from a look without an answer to the next
 _LAST_SECONDS = 60.0  # the longest that passes between two tries to bring a server back
 
 
@@ -105,10 +107,17 @@ class Fleet:
 
     def suspect(self, worker: Worker, problem: str) -> None:
         """Nobody asks it, nor whoever is behind the same router, until a look found it well."""
-        for other in self.workers:
-            if other.entry == worker.entry:
-                self._take_out(other, problem)
-                other.wanted.set()
+        for other in self._beside(worker):
+            self._take_out(other, problem)
+        self.check(worker)
+
+    def check(self, worker: Worker) -> None:
+        """Has it looked at now, and whoever is behind the same router, which does not say who failed."""
+        for other in self._beside(worker):
+            other.wanted.set()
+
+    def _beside(self, worker: Worker) -> list[Worker]:
+        return [other for other in self.workers if other.entry == worker.entry]
 
     def _take_out(self, worker: Worker, problem: str) -> None:
         if worker.state is not State.OUT:
@@ -232,18 +241,17 @@ class Fleet:
                 self._take_out(worker, str(refused))
                 pause = min(2 * pause, _LAST_SECONDS)
             except (Unavailable, ConfigError, EngineError) as problem:
-                self._miss(worker, problem)
-                pause = self._look_every
+                await self._miss(worker, problem)
+                pause = min(self._look_every, _SOON_SECONDS)
 
-    def _miss(self, worker: Worker, problem: Exception) -> None:
+    async def _miss(self, worker: Worker, problem: Exception) -> None:
         worker.misses += 1
         if worker.state is State.OUT:
             worker.problem = str(problem)
         if worker.misses >= self._max_misses:
-            self._take_out(worker, str(problem))
             worker.sglang = ""  # what comes back may be another
-            for call in worker.calls:
-                call.cut()
+            with suppress(Unavailable, Refused):  # a router that is gone sends nothing there either
+                await self._take_from_traffic(worker, str(problem))
 
     async def _look(self, worker: Worker) -> None:
         if worker.lock.locked():
@@ -271,10 +279,10 @@ class Fleet:
 
     async def _take_from_traffic(self, worker: Worker, problem: str) -> None:
         self._take_out(worker, problem)
+        for call in worker.calls:  # of other weights, or of none: its reply could not be used
+            call.cut()
         if worker.router is not None:
             await worker.router.take_out(worker)
-        for call in worker.calls:  # replies of other weights are discarded anyway
-            call.cut()
 
     async def _keep_router(self, router: Router) -> None:
         """Follows who joins and leaves a router."""
@@ -380,5 +388,5 @@ class Fleet:
 
     async def abort(self, rid: str, worker: Worker) -> None:
         """At that server, or at all behind the same router, which does not say who has it."""
-        to = [other for other in self.workers if other.entry == worker.entry] if worker.router is not None else [worker]
+        to = [worker] if worker.router is None else self._beside(worker)
         await asyncio.gather(*(other.abort(rid) for other in to), return_exceptions=True)

@@ -8,7 +8,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -220,7 +220,7 @@ class SGLangEngine:
 
     async def _ask(self, call: Call, ids: Any, sampling: Sampling, room: int) -> Completion:
         """Tries until a reply can be used, somebody ends it, or there were too many tries."""
-        avoid: Worker | None = None
+        fleet, avoid = self.fleet, cast(Worker | None, None)
         while (worker := await self._place(call, avoid)) is not None:
             avoid = None
             try:
@@ -228,10 +228,11 @@ class SGLangEngine:
             except EngineError as error:
                 raise EngineError(f"engine {self.name!r}, request {call.id!r}: {worker.url}: {error}") from None
             except (Unreachable, ForeignWeights) as error:
-                self.fleet.suspect(worker, str(error))
+                fleet.suspect(worker, str(error))
                 problem: Exception = error
             except (Unavailable, WrongReply, TimeoutError) as error:
                 avoid, problem = worker, error
+                fleet.check(worker)
             else:
                 return self._counted(reply)
             if call.aborted:

@@ -14,7 +14,7 @@ from gspo_agent.engine.publish import publish
 from gspo_agent.engine.sglang import SGLangEngine
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.testing.scripted import scripted_logprob
-from gspo_agent.testing.sglang_server import WRONG, SGLangServer
+from gspo_agent.testing.sglang_server import WRONG, SGLangRouter, SGLangServer
 
 MARK, STOP = 258, 257
 
@@ -705,6 +705,81 @@ async def test_a_server_joins_and_one_leaves(weights: Callable[[int], Weights]) 
         assert tokens(await last) == WHOLE
         assert versions(await ask(engine, "next")) == [3]
         assert len(rids(servers[0])) == 1
+
+
+# ---- routers
+
+
+@asynccontextmanager
+async def routed() -> AsyncIterator[tuple[SGLangEngine, SGLangRouter, list[SGLangServer]]]:
+    async with server() as one, server() as other, SGLangRouter([one.url, other.url]) as router:
+        engine = SGLangEngine(
+            [router.url], vocab_size=264, look_every=0.02, back_off=0.01, patience=10.0, weight_version=0
+        )
+        try:
+            await engine.open()
+            yield engine, router, [one, other]
+        finally:
+            await engine.close()
+
+
+async def test_behind_a_router_aborts_pauses_and_updates_reach_every_server(weights: Callable[[int], Weights]) -> None:
+    async with routed() as (engine, _, servers):
+        for one in servers:
+            one.hold_after = 40
+        requests = {n: asyncio.create_task(ask(engine, f"e{n}-1/")) for n in range(16)}
+        for one in servers:
+            await one.sampled(40)
+        while sum(one.scheduler.live != [] and len(one.scheduler.live) for one in servers) < 16:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*(engine.abort(f"e{n}-1/") for n in range(4)))
+        await publish(weights(3), engine)
+        await engine.pause()
+        assert all(one.scheduler.paused for one in servers)
+        await engine.resume()
+        for one in servers:
+            one.hold_after = None
+        completions = {n: await request for n, request in requests.items()}
+        assert [n for n, completion in completions.items() if completion.finish_reason == "abort"] == [0, 1, 2, 3]
+        assert all(tokens(completions[n]) == WHOLE for n in range(4, 16))
+        assert [one.weight_version for one in servers] == ["3", "3"]
+        await asyncio.gather(*(ask(engine, f"e{n}-2/") for n in range(16)))
+        homes = [{rid.partition("-")[0] for rid in rids(one) if rid.startswith("e")} for one in servers]
+        assert homes[0].isdisjoint(homes[1])
+
+
+async def test_behind_a_router_a_server_that_died_is_withdrawn_and_brought_back_with_the_weights(
+    weights: Callable[[int], Weights],
+) -> None:
+    async with routed() as (engine, router, servers):
+        await publish(weights(3), engine)
+        await servers[0].stop()
+        completions = await asyncio.gather(*(ask(engine, f"e{n}-1/") for n in range(8)))
+        assert [tokens(completion) for completion in completions] == [WHOLE] * 8
+        while servers[0].url in router.workers.values():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await servers[0].restart()
+        while servers[0].url not in router.workers.values():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert servers[0].weight_version == "3"
+        completions = await asyncio.gather(*(ask(engine, f"e{n}-2/") for n in range(8)))
+        assert {version for completion in completions for version in versions(completion)} == {3}
+
+
+async def test_who_joins_a_router_gets_the_weights_and_who_leaves_it_is_forgotten(
+    weights: Callable[[int], Weights],
+) -> None:
+    async with routed() as (engine, router, servers), server() as joined:
+        await publish(weights(3), engine)
+        router.workers["new"] = joined.url
+        while len(engine.fleet.serving) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert joined.weight_version == "3"
+        router.workers = {id: url for id, url in router.workers.items() if url != servers[0].url}
+        while len(engine.fleet.workers) > 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        completions = await asyncio.gather(*(ask(engine, f"e{n}-2/") for n in range(8)))
+        assert {version for completion in completions for version in versions(completion)} == {3}
 
 
 # ---- the start
