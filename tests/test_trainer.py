@@ -148,7 +148,8 @@ def test_on_policy_the_ratio_is_one_at_zero_updates(tmp_path: Path) -> None:
 def test_a_step_tells_what_was_not_computed_again_and_a_drift_of_the_engine_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tight = ("run.steps=1", "evaluation.episodes=0", "learner.max_logprob_diff=1e-12")
+    # At temperature 1 engine and learner may agree to the last bit, in a model as small as this.
+    tight = ("run.steps=1", "evaluation.episodes=0", "learner.max_logprob_diff=1e-12", "rollout.temperature=0.7")
     ((_, metrics),) = train(config(tmp_path / "run", *tight)).steps()
     assert metrics["engine/tokens"] > 0
     assert 0 < metrics["engine/cached_share"] < 1
