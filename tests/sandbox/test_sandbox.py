@@ -136,6 +136,8 @@ async def test_servers_killed_at_random_moments_never_change_an_answer() -> None
         calls = [own.call_many("def f(x): return x + 1", "f", [[n], [n + 1]]) for n in range(60)]
         _, run_results, call_results = await asyncio.gather(kill(), asyncio.gather(*runs), asyncio.gather(*calls))
         after = await own.run("print('clean')")
+        if after.status == "infra_error":  # it met the server that was killed last, before that was noticed
+            after = await own.run("print('clean')")
     lost = 0
     for n, (result, answers) in enumerate(zip(run_results, call_results, strict=True)):
         lost += result.status == "infra_error"
