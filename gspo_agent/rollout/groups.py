@@ -156,7 +156,7 @@ class Ending(NamedTuple):
 def end_all(connection: sqlite3.Connection, endings: Sequence[Ending]) -> list[Settled]:
     """Ends slots, one after the other as far as anybody can tell; where all are scored, with two statements."""
     scored = all(ending.event.status is not Status.FAILED and math.isfinite(ending.reward) for ending in endings)
-    if not scored or len({ending.slot.id for ending in endings}) < len(endings):
+    if len(endings) == 1 or not scored or len({ending.slot.id for ending in endings}) < len(endings):
         return [end(connection, *ending) for ending in endings]
     now = time.time()
     values = [
@@ -187,15 +187,14 @@ def end_all(connection: sqlite3.Connection, endings: Sequence[Ending]) -> list[S
 
 
 def end(
-    connection: sqlite3.Connection, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int] | None = None
+    connection: sqlite3.Connection, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int]
 ) -> Settled:
     failed = event.status is Status.FAILED
     if not failed and not math.isfinite(reward):
         raise JournalError(f"slot {slot.id} ended with reward {reward}; such an episode is unscored and has failed")
     _move(
         connection, slot, "running", "failed" if failed else "done", reward=None if failed else reward,
-        stop_reason=event.stop_reason, ended=time.time(),
-        versions=_logged_versions(connection, slot) if versions is None else _versions_json(versions),
+        stop_reason=event.stop_reason, ended=time.time(), versions=_versions_json(versions),
     )  # fmt: skip
     retry = _retry(connection, slot) if failed else None
     return _settle(connection, slot.group_id, retry)

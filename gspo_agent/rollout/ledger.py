@@ -55,11 +55,6 @@ class Ledger:
         self._journal = journal
         self._now(lambda c: leases.forget_uncovered(c, journal.life))
 
-    async def create_group(self, new: NewGroup) -> OpenGroup:
-        """Creates the group and moves its source's cursor in one transaction."""
-        (group,) = await self.create_groups([new])
-        return group
-
     async def create_groups(self, new: Sequence[NewGroup]) -> list[OpenGroup]:
         """Creates groups, in this order, and moves the cursors of their sources in one transaction."""
         return await self._journal.transact(lambda c: [groups.create_group(c, group) for group in new])
@@ -68,21 +63,23 @@ class Ledger:
         """A slot starts to run; `told` hears of it, if anybody has to."""
         self._journal.submit_together(groups.begin, slot, slot.id, event, told)
 
-    def end(self, slot: Slot, event: Ended, reward: float) -> Future[Settled]:
-        """Ends a slot. A failed one gets its next attempt while any are left; the last one settles the group."""
-        return self._journal.submit(lambda c: groups.end(c, slot, event, reward), slot=slot.id, events=[event])
-
-    def settle(self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int]) -> asyncio.Future[Settled]:
-        """As `end`, for the event loop that plays the slot.
+    def end(
+        self,
+        slot: Slot,
+        event: Ended,
+        reward: float,
+        versions: Mapping[int, int],
+        told: Future[Settled] | asyncio.Future[Settled],
+    ) -> None:
+        """Ends a slot. A failed one gets its next attempt while any are left; the last one settles the group.
 
         Args:
             versions: Step of the weights -> tokens that they sampled.
+            told: Hears what came of it, when that is on disk.
         """
-        told: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
         self._journal.submit_together(
             groups.end_all, groups.Ending(slot, event, reward, versions), slot.id, event, told
         )
-        return told
 
     def restart(self, slot: Slot, reason: str) -> Future[Settled]:
         """Gives up an attempt that cannot be gone on with, through no fault of its own; costs no attempt."""

@@ -147,8 +147,9 @@ class JournalRecorder(Recorder):
         if len(written) > 1:
             self._journal.append(self._slot.id, *written[:-1])
         trajectory = self.episode.trajectory
-        self.settled = self._ledger.settle(self._slot, event, trajectory.reward, trajectory.sampled_by_step())
+        self.settled = asyncio.get_running_loop().create_future()
         self.settled.add_done_callback(self._tell)
+        self._ledger.end(self._slot, event, trajectory.reward, trajectory.sampled_by_step(), self.settled)
 
     def _tell(self, settled: asyncio.Future[Settled]) -> None:
         if self.on_settled is not None and not settled.cancelled() and settled.exception() is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,12 +37,10 @@ class UnwrittenLedger(Ledger):
         ]  # fmt: skip
         return OpenGroup(number, new.source, new.spec, new.task, slots)
 
-    def settle(self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int]) -> asyncio.Future[Settled]:
-        told: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
+    def end(self, slot: Slot, event: Ended, reward: float, versions: Mapping[int, int], told: Any) -> None:
         self._left[slot.group_id] -= 1
         over = not self._left[slot.group_id]
         told.set_result(Settled(None, "ready", Ready(slot.group_id, False)) if over else Settled(None, "open", None))
-        return told
 
     async def lease(
         self,

@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "blob": (BlobStore, "put"),
     "call": (JournalCallLog, "run"),
     "create": (Ledger, "create_groups"),
-    "end": (Ledger, "settle"),
+    "end": (Ledger, "end"),
     "lease": (Collector, "lease"),
     "batch": (trainer, "make_batch"),
     "commit": (Ledger, "commit_step"),

@@ -13,6 +13,11 @@ def new_group(cursor: int, *, size: int = 2, source: int = 0, max_attempts: int 
     return NewGroup(source, cursor, "shop", {"n": cursor}, size, max_attempts, min_group=2, seed=7)
 
 
+async def create(ledger: Ledger, new: NewGroup) -> OpenGroup:
+    (group,) = await ledger.create_groups([new])
+    return group
+
+
 def begin(ledger: Ledger, slot: Slot) -> None:
     begun: Future[None] = Future()
     ledger.begin(slot, Begun(slot.seed, "shop", slot.attempt, ledger._journal.life), begun)
@@ -26,10 +31,13 @@ def sample(ledger: Ledger, slot: Slot, *steps: int, offset: int = 0) -> None:
         ledger._journal.append(slot.id, Sampled(0, offset + 3 * n, [segment], "r", None))
 
 
-def end(ledger: Ledger, slot: Slot, reward: float | None) -> Settled:
+def end(ledger: Ledger, slot: Slot, reward: float | None, reason: str = "because") -> Settled:
     """Ends a slot; None fails it."""
     status = Status.FAILED if reward is None else Status.TERMINATED
-    return ledger.end(slot, Ended(status, "because", reward), reward or 0.0).result(5)
+    settled: Future[Settled] = Future()
+    versions = ledger.episode(slot).trajectory.sampled_by_step()
+    ledger.end(slot, Ended(status, reason, reward), reward or 0.0, versions, settled)
+    return settled.result(5)
 
 
 async def finish(ledger: Ledger, group: OpenGroup, *rewards: float) -> None:
@@ -51,8 +59,8 @@ async def train(ledger: Ledger, *steps: int, filtered: bool = False) -> None:
     """Each of these steps: one group of two (and one without variance), played, trained, covered by a checkpoint."""
     for step in steps:
         if filtered:
-            await play(ledger, await ledger.create_group(new_group(ledger.cursors().get(0, 0))), 1.0, 1.0)
-        await play(ledger, await ledger.create_group(new_group(ledger.cursors().get(0, 0))), 0.0, 1.0)
+            await play(ledger, await create(ledger, new_group(ledger.cursors().get(0, 0))), 1.0, 1.0)
+        await play(ledger, await create(ledger, new_group(ledger.cursors().get(0, 0))), 0.0, 1.0)
         lease = await ledger.lease(step, 1, max_filtered=1, max_weight_lag=8)
         assert lease is not None
         await ledger.commit_step(step, lease, (f"step-{step}", "hash"))

@@ -15,7 +15,7 @@ from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger
 from gspo_agent.testing import ScriptedEngine
 from gspo_agent.trajectory import Segment, weight_version
-from tests.rollout.moves import new_group
+from tests.rollout.moves import create, new_group
 from tests.rollout.scene import Run, shopper
 
 COPY = (
@@ -38,7 +38,7 @@ async def test_a_call_that_may_run_again_may_begin_again(fast_path: Path) -> Non
     path = fast_path / "journal.sqlite"
     with Journal.open(path) as journal:
         ledger = Ledger(journal)
-        group = await ledger.create_group(new_group(0))
+        group = await create(ledger, new_group(0))
         ledger.begin(group.slots[0], Begun(0, "shop", 0, 1))
         for idempotent in (True, True, False):
             journal.append(1, CallBegun(f"call {idempotent}", "add", {}, idempotent))
@@ -55,7 +55,7 @@ async def test_requests_that_a_kill_may_have_cut_are_counted(fast_path: Path) ->
         with Journal.open(path) as journal:
             ledger = Ledger(journal)
             if life == 1:
-                (slot, _) = (await ledger.create_group(new_group(0))).slots
+                (slot, _) = (await create(ledger, new_group(0))).slots
                 ledger.begin(slot, Begun(0, "shop", 0, 1))
             segment = Segment([1, 2], "policy", [-1.0] * 2, weight_version(life, 0))
             journal.append(1, Sampled(0, 2 * (life - 1), [segment], f"r{life}", None))

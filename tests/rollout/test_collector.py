@@ -258,13 +258,18 @@ async def test_leases_since_the_last_checkpoint_come_back_one_by_one(fast_path: 
 
 
 class Fixed(ToolEnv):
-    """The reward is what the task says, for every member."""
+    """The reward is what the task says, for every member; where members differ, the judge waits."""
+
+    differ: ClassVar[asyncio.Event]
 
     def prompt(self, task: dict[str, Any]) -> str:
         return "go"
 
-    def score(self, task: dict[str, Any], answer: str) -> float:
-        return 1.0 if task["number"] % 3 else float(self.episode_id.split(".")[1])
+    async def score(self, task: dict[str, Any], answer: str) -> float:
+        if task["number"] % 3:
+            return 1.0
+        await self.differ.wait()
+        return float(self.episode_id.split(".")[1])
 
 
 def answerer(prompt: Sequence[int], seed: int) -> list[int]:
@@ -273,10 +278,14 @@ def answerer(prompt: Sequence[int], seed: int) -> list[int]:
 
 async def test_flat_groups_are_filtered_with_the_step_and_bounded(fast_path: Path) -> None:
     with Run(fast_path / "a.sqlite", Fixed, config(filter_zero_variance=True), engine=ScriptedEngine(answerer)) as run:
+        Fixed.differ = asyncio.Event()
         await run.collector.start(0)
+        await until(lambda: sum(group.flat for group in run.ledger.ready()) >= 2)
+        Fixed.differ.set()
         lease = await run.collector.lease(2, step=1)
         assert [group.task["number"] % 3 for group in lease.groups] == [0, 0]
-        assert len(lease.filtered) >= 1
+        assert len(lease.filtered) >= 2
+        assert all(group.task["number"] % 3 for group in lease.filtered)
         assert run.ledger.status().groups.get("filtered", 0) == 0
         await run.ledger.commit_step(1, lease, ("step-1", "h"), {})
         assert run.ledger.status().groups["filtered"] == len(lease.filtered)

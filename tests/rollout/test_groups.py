@@ -20,7 +20,7 @@ from gspo_agent.rollout.groups import Ending
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, OpenGroup, Ready
 from gspo_agent.trajectory import Status
-from tests.rollout.moves import begin, end, finish, new_group, sample
+from tests.rollout.moves import begin, create, end, finish, new_group, sample
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def ledger(fast_path: Path) -> Iterator[Ledger]:
 
 
 async def test_rewards_that_differ_by_rounding_are_no_variance(ledger: Ledger) -> None:
-    await finish(ledger, await ledger.create_group(new_group(0)), 1.0, 1.0 + 1e-9)
-    await finish(ledger, await ledger.create_group(new_group(1)), 1.0, 1.1)
+    await finish(ledger, await create(ledger, new_group(0)), 1.0, 1.0 + 1e-9)
+    await finish(ledger, await create(ledger, new_group(1)), 1.0, 1.1)
     assert ledger.ready() == [Ready(1, True), Ready(2, False)]
 
 
@@ -47,7 +47,7 @@ async def test_groups_that_are_created_together_are_all_there_in_order_or_none_o
 
 async def aged_group(ledger: Ledger, cursor: int, *steps: tuple[int, ...], max_attempts: int = 3) -> OpenGroup:
     """A ready group whose members hold tokens of these steps."""
-    group = await ledger.create_group(new_group(cursor, size=len(steps))._replace(max_attempts=max_attempts))
+    group = await create(ledger, new_group(cursor, size=len(steps))._replace(max_attempts=max_attempts))
     for slot, of in zip(group.slots, steps, strict=True):
         begin(ledger, slot)
         sample(ledger, slot, *of)
@@ -58,7 +58,7 @@ async def aged_group(ledger: Ledger, cursor: int, *steps: tuple[int, ...], max_a
 async def test_a_ready_group_tells_its_oldest_token_whoever_asks(ledger: Ledger) -> None:
     await aged_group(ledger, 0, (4, 6), (5,))
     assert ledger.ready() == [Ready(1, False, 4)]
-    group = await ledger.create_group(new_group(1))
+    group = await create(ledger, new_group(1))
     sample(ledger, group.slots[0], 2)
     begin(ledger, group.slots[0])
     end(ledger, group.slots[0], 0.0)
@@ -94,7 +94,7 @@ async def test_expired_members_alone_are_played_again(ledger: Ledger) -> None:
 async def test_failed_and_expired_attempts_together_have_one_limit_and_then_the_tokens_are_masked(
     ledger: Ledger,
 ) -> None:
-    group = await ledger.create_group(new_group(0)._replace(max_attempts=3))
+    group = await create(ledger, new_group(0)._replace(max_attempts=3))
     begin(ledger, group.slots[0])
     retry = end(ledger, group.slots[0], None).retry
     assert retry is not None
@@ -135,22 +135,22 @@ async def test_an_expired_member_counts_again_where_its_later_attempts_all_faile
 
 
 async def test_a_cursor_cannot_be_moved_twice(ledger: Ledger) -> None:
-    await ledger.create_group(new_group(0))
+    await create(ledger, new_group(0))
     with pytest.raises(JournalError, match="stands at task 1, not 0"):
-        await ledger.create_group(new_group(0))
+        await create(ledger, new_group(0))
     assert ledger.cursors() == {0: 1}
     assert ledger.status().groups == {"open": 1}
 
 
 async def test_a_reward_that_is_not_finite_never_reaches_a_group(ledger: Ledger) -> None:
-    group = await ledger.create_group(new_group(0))
+    group = await create(ledger, new_group(0))
     begin(ledger, group.slots[0])
     with pytest.raises(JournalError, match="unscored"):
         end(ledger, group.slots[0], float("nan"))
 
 
 async def test_a_group_without_enough_scored_members_is_given_up(ledger: Ledger) -> None:
-    group = await ledger.create_group(new_group(0, size=3))
+    group = await create(ledger, new_group(0, size=3))
     await finish(ledger, group._replace(slots=group.slots[:1]), 1.0)
     for slot in group.slots[1:]:
         begin(ledger, slot)
@@ -163,7 +163,7 @@ async def test_a_group_without_enough_scored_members_is_given_up(ledger: Ledger)
 
 
 async def test_a_group_goes_with_the_members_that_were_scored(ledger: Ledger) -> None:
-    group = await ledger.create_group(new_group(0, size=3))
+    group = await create(ledger, new_group(0, size=3))
     await finish(ledger, group._replace(slots=group.slots[:2]), 1.0, 0.0)
     begin(ledger, group.slots[2])
     retry = end(ledger, group.slots[2], None).retry

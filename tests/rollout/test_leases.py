@@ -11,7 +11,7 @@ from gspo_agent.errors import JournalError
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.leases import choose
 from gspo_agent.rollout.ledger import Lease, Ledger, Ready, read_last_step, read_steps
-from tests.rollout.moves import begin, end, finish, new_group, sample
+from tests.rollout.moves import begin, create, end, finish, new_group, sample
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_choose_leaves_out_flat_groups_up_to_the_bound() -> None:
 
 
 async def test_a_lease_is_recorded_in_the_order_in_which_groups_finished(ledger: Ledger) -> None:
-    groups = [await ledger.create_group(new_group(n)) for n in range(3)]
+    groups = [await create(ledger, new_group(n)) for n in range(3)]
     for group in (groups[2], groups[0], groups[1]):
         await finish(ledger, group, 0.0, 1.0)
     lease = await ledger.lease(1, 2, max_filtered=0)
@@ -39,7 +39,7 @@ async def test_a_lease_is_recorded_in_the_order_in_which_groups_finished(ledger:
 
 
 async def test_the_age_limit_is_stored_with_the_lease(ledger: Ledger) -> None:
-    group = await ledger.create_group(new_group(0))
+    group = await create(ledger, new_group(0))
     for slot, step in zip(group.slots, (0, 1), strict=True):
         begin(ledger, slot)
         sample(ledger, slot, step)
@@ -53,7 +53,7 @@ async def test_the_age_limit_is_stored_with_the_lease(ledger: Ledger) -> None:
 
 
 async def test_what_cannot_follow_is_refused_and_changes_nothing(ledger: Ledger) -> None:
-    group = await ledger.create_group(new_group(0))
+    group = await create(ledger, new_group(0))
     with pytest.raises(JournalError, match="is not running"):
         end(ledger, group.slots[0], 1.0)
     await finish(ledger, group, 0.0, 1.0)
@@ -75,7 +75,7 @@ async def test_steps_since_the_last_checkpoint_are_done_again_in_the_recorded_or
     with Journal.open(path) as journal:
         ledger = Ledger(journal)
         for n in range(4):
-            await finish(ledger, await ledger.create_group(new_group(n)), 0.0, 1.0)
+            await finish(ledger, await create(ledger, new_group(n)), 0.0, 1.0)
         for step in (1, 2, 3):
             lease = await ledger.lease(step, 1, max_filtered=0)
             assert lease is not None
@@ -102,7 +102,7 @@ async def test_a_roll_back_trains_the_same_groups_again_in_the_recorded_order(fa
     with Journal.open(path) as journal:
         ledger = Ledger(journal)
         for n in range(6):
-            await finish(ledger, await ledger.create_group(new_group(n)), 0.0, 1.0)
+            await finish(ledger, await create(ledger, new_group(n)), 0.0, 1.0)
         for step, num_groups in ((1, 1), (2, 2), (3, 1)):
             lease = await ledger.lease(step, num_groups, max_filtered=0)
             assert lease is not None

@@ -19,7 +19,7 @@ from gspo_agent.rollout.audit import audit
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger, Slot
 from gspo_agent.rollout.retention import retire
-from tests.rollout.moves import begin, end, new_group, sample
+from tests.rollout.moves import begin, create, end, new_group, sample
 
 MIN_GROUP = 2
 rewards = st.sampled_from([None, 0.0, 1.0, 1.0 + 1e-9])
@@ -100,7 +100,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(size=st.integers(2, 3), max_attempts=st.integers(1, 3))
     def create(self, size: int, max_attempts: int) -> None:
         new = new_group(len(self.groups), size=size, max_attempts=max_attempts)
-        group = self.loop.run_until_complete(self.ledger.create_group(new))
+        group = self.loop.run_until_complete(create(self.ledger, new))
         assert group.id == len(self.groups) + 1
         self.groups[group.id] = Modelled(max_attempts, [Member() for _ in range(size)])
 

@@ -19,7 +19,7 @@ from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import CallBegun
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, read_status
-from tests.rollout.moves import new_group, play, train
+from tests.rollout.moves import create, new_group, play, train
 
 WAL = "journal.sqlite-wal"
 
@@ -30,7 +30,7 @@ async def killed(root: Path, name: str, steps: int = 3) -> Path:
         ledger = Ledger(journal)
         await train(ledger, *range(1, steps + 1))
         for n in range(steps, steps + 3):
-            await play(ledger, await ledger.create_group(new_group(n)), 0.0, 1.0)
+            await play(ledger, await create(ledger, new_group(n)), 0.0, 1.0)
         journal.flush()
         shutil.copytree(journal.path.parent, root / name)
     return root / name / "journal.sqlite"
@@ -63,7 +63,7 @@ async def test_a_torn_log_is_read_up_to_its_last_whole_transaction_and_the_rest_
     with caplog.at_level(logging.WARNING), Journal.open(path) as journal:
         ledger = Ledger(journal)
         number = ledger.cursors().get(0, 0)
-        await play(ledger, await ledger.create_group(new_group(number)), 0.0, 1.0)
+        await play(ledger, await create(ledger, new_group(number)), 0.0, 1.0)
     named = [record.getMessage() for record in caplog.records]
     lost = [frame for frame in left if frame > readable]
     assert bool(named) == bool(lost), (kind, named)

@@ -15,12 +15,11 @@ import pytest
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout import export, retention, schema
 from gspo_agent.rollout.audit import audit
-from gspo_agent.rollout.events import CallBegun, Ended
+from gspo_agent.rollout.events import CallBegun
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Ledger, read_status
 from gspo_agent.rollout.retention import Retention, retire
-from gspo_agent.trajectory import Status
-from tests.rollout.moves import begin, end, new_group, play, train
+from tests.rollout.moves import begin, create, end, new_group, play, train
 from tests.rollout.scene import until
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -66,7 +65,7 @@ async def test_a_run_cannot_be_rolled_back_to_where_episodes_have_left(fast_path
 
 async def test_status_and_audit_say_the_same_before_and_after(journal: Journal) -> None:
     ledger = Ledger(journal)
-    group = await ledger.create_group(new_group(0))
+    group = await create(ledger, new_group(0))
     for slot in group.slots:
         begin(ledger, slot)
         retry = end(ledger, slot, None).retry
@@ -92,7 +91,7 @@ async def test_ids_are_never_used_again(journal: Journal) -> None:
     await train(ledger, 1)
     newest = journal.submit(lambda c: c.execute("SELECT max(id) FROM events").fetchone()[0]).result(5)
     await retire(journal, oldest_checkpoint=1, keep_steps=0)
-    group = await ledger.create_group(new_group(1))
+    group = await create(ledger, new_group(1))
     assert (group.id, [slot.id for slot in group.slots]) == (2, [3, 4])
     begin(ledger, group.slots[0])
     assert count(journal, f"events WHERE id <= {newest}") == 0
@@ -128,7 +127,7 @@ async def test_the_file_stops_growing(journal: Journal) -> None:
     """What stays is a row for each step; fifty more of them need no page for episodes."""
     ledger, pages = Ledger(journal), []
     for step in range(1, 81):
-        await play(ledger, await ledger.create_group(new_group(step - 1)), 0.0, 1.0, tokens=20)
+        await play(ledger, await create(ledger, new_group(step - 1)), 0.0, 1.0, tokens=20)
         lease = await ledger.lease(step, 1, max_filtered=0)
         assert lease is not None
         await ledger.commit_step(step, lease, (f"step-{step}", "hash"))
@@ -141,12 +140,12 @@ async def test_the_file_stops_growing(journal: Journal) -> None:
 
 async def test_an_exported_row_has_all_that_the_episode_was(journal: Journal, fast_path: Path) -> None:
     ledger = Ledger(journal)
-    group = await ledger.create_group(new_group(0))
+    group = await create(ledger, new_group(0))
     begin(ledger, group.slots[0])
     retry = end(ledger, group.slots[0], None).retry
     assert retry is not None
     await play(ledger, group._replace(slots=[retry, group.slots[1]]), 0.0, 1.0)
-    await play(ledger, await ledger.create_group(new_group(1)), 1.0, 1.0)
+    await play(ledger, await create(ledger, new_group(1)), 1.0, 1.0)
     lease = await ledger.lease(1, 1, max_filtered=0, max_weight_lag=8)
     assert lease is not None
     await ledger.commit_step(1, lease)
@@ -308,11 +307,11 @@ async def test_a_live_run_is_exported_as_it_stands(journal: Journal, fast_path: 
     ledger, out = Ledger(journal), fast_path / "out"
     await train(ledger, 1, 2)
     await retire(journal, oldest_checkpoint=1, keep_steps=0, export=fast_path / "episodes")
-    await play(ledger, await ledger.create_group(new_group(2)), 0.0, 1.0)
+    await play(ledger, await create(ledger, new_group(2)), 0.0, 1.0)
     lease = await ledger.lease(3, 1, max_filtered=0)
     assert lease is not None
-    await play(ledger, await ledger.create_group(new_group(3)), 0.0, 1.0)
-    group = await ledger.create_group(new_group(4))
+    await play(ledger, await create(ledger, new_group(3)), 0.0, 1.0)
+    group = await create(ledger, new_group(4))
     begin(ledger, group.slots[0])
     assert export.export_run(journal.path, out) == {
         "step-000002.parquet": 2, "step-000003.parquet": 2, "unsettled.parquet": 2
@@ -328,9 +327,9 @@ async def test_a_live_run_is_exported_as_it_stands(journal: Journal, fast_path: 
 def test_an_ended_event_alone_is_a_row_too(journal: Journal, fast_path: Path) -> None:
     """An environment that could not even be made leaves an episode without tokens."""
     ledger = Ledger(journal)
-    group = asyncio.run(ledger.create_group(new_group(0)))
+    group = asyncio.run(create(ledger, new_group(0)))
     begin(ledger, group.slots[0])
-    ledger.end(group.slots[0], Ended(Status.FAILED, "EnvError: no"), 0.0).result(5)
+    end(ledger, group.slots[0], None, "EnvError: no")
     assert export.export_run(journal.path, fast_path / "out") == {"unsettled.parquet": 1}
     (row,) = rows(fast_path / "out" / "unsettled.parquet")
     assert (row["token_ids"], row["outcome"], row["stop_reason"]) == ([], "failed", "EnvError: no")

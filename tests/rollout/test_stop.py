@@ -19,6 +19,7 @@ from gspo_agent.messages import call
 from gspo_agent.rollout import collector as module
 from gspo_agent.rollout.ledger import NewGroup
 from gspo_agent.testing import ScriptedEngine
+from tests.rollout.moves import create
 from tests.rollout.scene import CHAT, Run, Shop, play_to_the_end, until, view
 
 CONFIG = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
@@ -163,7 +164,7 @@ async def test_what_swallows_its_cancellation_is_left_behind_with_a_warning(
 async def test_a_stop_before_anything_has_begun_begins_nothing(fast_path: Path, place: str) -> None:
     with Run(fast_path / "journal.sqlite", Shop, CONFIG) as run:
         if place == "journal":
-            await run.ledger.create_group(new_group())
+            await create(run.ledger, new_group())
         await run.collector.start(0)
         await run.collector.stop()
         assert not run.engine.requests

@@ -93,7 +93,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.paused = False
-        self.prefill_tokens = self.cached_tokens = self.output_tokens = 0
+        self.prefill_tokens = self.cached_tokens = 0
         self._work = asyncio.Event()
         self.stepped = asyncio.Condition()
         """Notified after every step."""
@@ -202,6 +202,5 @@ class Scheduler:
                 request.finish(dict(ABORTED), self.version)
             elif reason is not None and len(request.output_ids) >= last:
                 request.finish(reason, self.version)
-        self.output_tokens += len(request.output_ids) - done
         request.news.set()
         return len(request.output_ids) > done or request.finish_reason is not None
