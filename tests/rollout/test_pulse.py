@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections import Counter
@@ -193,7 +194,7 @@ async def test_a_tool_that_hangs_is_named_with_an_example(
         assert await looks(pulse, clock, 60, caplog) == []
         (said,) = await looks(pulse, clock, 10, caplog)
         assert said.startswith("tools: no progress for 6")
-        assert "; 4 wait, such as 1.0.0 waits for tool add" in said
+        assert re.search(r"; 4 wait, such as [12]\.[01]\.0 waits for tool add", said)  # whichever came there first
         assert pulse.concerns() in {said, str(pulse.watchdog.still[0])}
         assert [each.stage for each in pulse.look().still] == ["tools"]
         await run.collector.stop()
