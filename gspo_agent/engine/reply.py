@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from gspo_agent.engine.base import Completion, FinishReason, Sampling
+from gspo_agent.engine.base import Completion, FinishReason
+from gspo_agent.engine.request import Asked
 from gspo_agent.errors import EngineError
 from gspo_agent.trajectory import Segment
 
@@ -23,20 +23,7 @@ class WrongReply(Exception):
     """An answer to something else than what was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request as it was sent."""
-
-    rid: str
-    sampling: Sampling
-    max_new_tokens: int
-    author: str
-    dispatched: int
-    """The version of the server's weights at that moment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What came back for one request."""
 
     completion: Completion

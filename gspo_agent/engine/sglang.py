@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import aiohttp
 import numpy as np
-import orjson
 
 from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.engine.call import Call, escaped
 from gspo_agent.engine.fleet import Fleet, PauseMode, Target
-from gspo_agent.engine.reply import Asked, ForeignWeights, Reply, WrongReply, read_reply, read_tokens
+from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply, read_tokens
+from gspo_agent.engine.request import PLAIN, Asked
 from gspo_agent.engine.worker import Refused, State, Unavailable, Unreachable, Worker
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.quota import Quota
@@ -27,17 +27,6 @@ _KEEP_ALIVE_SECONDS = 3.0  # less than the five after which a server closes an i
 _INSIST_SECONDS = 0.3  # an abort may overtake the request that it is to end
 _LONGEST_BACK_OFF = 10.0
 _ABORTED = Completion((), "abort")
-_PLAIN = {
-    # Said, since a server may have other defaults: what is sampled from is what the logprobs are of.
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "skip_special_tokens": False,
-    "no_stop_trim": True,
-}
 
 
 class SGLangEngine:
@@ -193,7 +182,7 @@ class SGLangEngine:
         body = {
             "rid": f"probe{secrets.token_hex(8)}~0~",
             "input_ids": [token % self.vocab_size for token in (1, 2, 3)],
-            "sampling_params": {"max_new_tokens": 4, "temperature": 1.0, "ignore_eos": True, **_PLAIN},
+            "sampling_params": {"max_new_tokens": 4, "temperature": 1.0, "ignore_eos": True, **PLAIN},
             "return_logprob": True,
         }
         try:
@@ -274,25 +263,12 @@ class SGLangEngine:
     async def _try(self, call: Call, worker: Worker, ids: Any, sampling: Sampling, room: int) -> Reply:
         fleet = self.fleet
         asked = Asked(call.next_rid(), sampling, room, self.name, self._versions[str(worker.weights)])
-        body: dict[str, Any] = {
-            "rid": asked.rid,
-            "input_ids": ids,
-            "sampling_params": {
-                "max_new_tokens": room,
-                "temperature": sampling.temperature,
-                "stop_token_ids": sampling.stop_token_ids,
-                **({} if sampling.seed is None else {"sampling_seed": sampling.seed % 2**63}),
-                **_PLAIN,
-            },
-            "return_logprob": True,
-        }
-        if fleet.namespaced:
-            body["extra_key"] = f"weights {worker.weights}"
+        body = asked.body(ids, namespace=f"weights {worker.weights}" if fleet.namespaced else None)
         call.worker = worker
         worker.calls.add(call)
         try:
             async with call.flight(held=fleet.paused):
-                raw = await worker.generate(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), call.session)
+                raw = await worker.generate(body, call.session)
         except (TimeoutError, asyncio.CancelledError):
             if self._fleet is not None:
                 self._keep(fleet.abort(asked.rid, worker))

@@ -81,7 +81,7 @@ class Worker:
     async def generate(self, body: bytes, session: str) -> dict[str, Any]:
         """The decoded reply to one request; waits as long as it takes."""
         headers = {**_JSON, "X-SMG-Routing-Key": session} if self.router is not None else _JSON
-        return _decoded(await self._call("POST", self.entry + "/generate", body, headers=headers))
+        return _decoded(await self._send("POST", self.entry + "/generate", body, headers))
 
     async def examine(self) -> None:
         """Learns what it is. Raises ConfigError for a server that cannot be worked with."""
@@ -140,23 +140,17 @@ class Worker:
         except Refused:
             return await self.get(older)
 
-    async def _call(
-        self,
-        method: str,
-        url: str,
-        body: bytes | None = None,
-        *,
-        headers: dict[str, str] = _JSON,
-        seconds: float | None = None,
-    ) -> bytes:
+    async def _call(self, method: str, url: str, body: bytes | None = None, *, seconds: float | None) -> bytes:
         try:
-            async with (
-                asyncio.timeout(seconds),
-                self._http.request(method, url, data=body, headers=headers) as response,
-            ):
-                raw = await response.read()
-        except TimeoutError:  # a connection that cannot be made, or the seconds
+            async with asyncio.timeout(seconds):
+                return await self._send(method, url, body)
+        except TimeoutError:
             raise Unreachable(f"{url}: no answer in time") from None
+
+    async def _send(self, method: str, url: str, body: bytes | None, headers: dict[str, str] = _JSON) -> bytes:
+        try:
+            async with self._http.request(method, url, data=body, headers=headers) as response:
+                raw = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
         status = response.status

@@ -1,0 +1,52 @@
+"""One request as a server gets it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from gspo_agent.engine.base import Sampling
+
+PLAIN = {
+    # Said, since a server may have other defaults: what is sampled from is what the logprobs are of.
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "skip_special_tokens": False,
+    "no_stop_trim": True,
+}
+
+
+class Asked(NamedTuple):
+    """What was asked of a server, and under which weights."""
+
+    rid: str
+    sampling: Sampling
+    max_new_tokens: int
+    author: str
+    dispatched: int
+    """The version of the server's weights at that moment."""
+
+    def body(self, token_ids: Any, *, namespace: str | None = None) -> bytes:
+        """
+        Args:
+            token_ids: A list, or an array of numpy's.
+            namespace: Requests share their cached prefixes within one only.
+        """
+        sampling = self.sampling
+        params: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": sampling.temperature,
+            "stop_token_ids": sampling.stop_token_ids,
+            **PLAIN,
+        }
+        if sampling.seed is not None:
+            params["sampling_seed"] = sampling.seed % 2**63
+        body = {"rid": self.rid, "input_ids": token_ids, "sampling_params": params, "return_logprob": True}
+        if namespace is not None:
+            body["extra_key"] = namespace
+        return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
