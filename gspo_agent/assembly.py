@@ -84,16 +84,16 @@ def tokenizer_digest(model: Path) -> str | None:
     return total.hexdigest()
 
 
-def make_engine(config: Config, model: Path) -> Engine:
-    """The configured engine, to be opened: the embedded one with weights of its own, or the servers, which have
-    `model`'s architecture and get their weights when they are published."""
+def make_engine(config: Config, model: Path, urls: Sequence[str]) -> Engine:
+    """The configured engine, to be opened: the embedded one with weights of its own, or the servers at `urls`, which
+    have `model`'s architecture and get their weights when they are published."""
     engine, limit = config.engine, config.engine.quota
     quota = None if limit is None else Quota(limit.rate, limit.period, limit.concurrency, "engine.quota")
     if engine.kind == "local":
         return LocalEngine(model, max_running=engine.max_running, threads=engine.threads, quota=quota)
     vocab_size, context_tokens = sizes(model)
     return SGLangEngine(
-        engine.urls,
+        urls,
         vocab_size=vocab_size,
         context_tokens=context_tokens,
         pause_mode=engine.pause_mode,

@@ -64,6 +64,19 @@ def train(
 
 
 @app.command()
+def serve(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Start the SGLang servers of a configuration (`[engine.servers]`), watch them, and start them again when they die.
+
+    `train` starts its own where it finds none. With these it uses them instead, so that they outlive its restarts.
+    Ctrl-C ends them all; their logs are in `servers/` of the run directory.
+    """
+    from gspo_agent.config import Config
+    from gspo_agent.serving import serve
+
+    _run(serve(Config.load(config, overrides or [])), Interruption(goodbye="stopped, and the servers with it"))
+
+
+@app.command()
 def resume(run_dir: RunDir, overrides: Overrides = None) -> None:
     """Go on with a run from its directory alone, with the configuration of its last start.
 

@@ -16,6 +16,7 @@ from gspo_agent.errors import ConfigError
 from gspo_agent.explanation import explain
 from gspo_agent.overrides import override_key
 from gspo_agent.section import Directory, Positive, Seconds, Section, Seed
+from gspo_agent.serving_config import ServersConfig
 
 
 class Limits(Section):
@@ -73,7 +74,8 @@ class EngineConfig(Section):
     """"local": the model inside this process. "sglang": SGLang servers."""
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+")]] = []
     """Of the servers, as in ["http://a:30000"], or of routers. They see the run directory under the same path: weights
-    are published through it."""
+    are published through it. None: those of `servers`."""
+    servers: ServersConfig = ServersConfig()
     pause_mode: Literal["in_place", "retract", "abort"] = "in_place"
     """What happens to a server's requests while it loads weights. "in_place": they keep what was computed for them.
     "retract": it is computed anew under the new weights. "abort": they end, and are asked for again."""
@@ -89,10 +91,9 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _addressed(self) -> Self:
-        if self.kind == "sglang" and not self.urls:
-            raise ValueError('kind = "sglang" needs the addresses of servers: urls = ["http://localhost:30000"]')
-        if self.kind != "sglang" and self.urls:
-            raise ValueError(f'urls are given, but kind is "{self.kind}"; write kind = "sglang"')
+        given = ["urls"] * bool(self.urls) + ["servers"] * (self.servers != ServersConfig())
+        if self.kind != "sglang" and given:
+            raise ValueError(f'{given[0]} are given, but kind is "{self.kind}"; write kind = "sglang"')
         return self
 
 

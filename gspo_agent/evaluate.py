@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.collector import Source
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.run import Run
+from gspo_agent.serving import serving
 from gspo_agent.trajectory import Status, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -197,25 +199,31 @@ async def evaluate_policy(
         factories = env_factories(config)
         sources = open_sources(config, factories, config.evaluation.split)
         path = await off_loop(policy_path, config, factories, run, model, screen)
-        engine = make_engine(config, path)
         try:
-            await _give(engine, path)
-            screen.phase(f"measuring {path}")
-            held_out = await evaluate_held_out(
-                config, sources, load_chat(path), engine, screen.advance, samples=samples
-            )
+            async with _engine(config, path, screen) as engine:
+                screen.phase(f"measuring {path}")
+                held_out = await evaluate_held_out(
+                    config, sources, load_chat(path), engine, screen.advance, samples=samples
+                )
         finally:
-            await engine.close()
             await asyncio.gather(*(factory.aclose() for factory in factories))
     _some_scored(held_out)
     return held_out.metrics(config.evaluation.pass_threshold)
 
 
-async def _give(engine: Engine, model: Path) -> None:
-    """Opens an engine that is to sample from `model`; servers may have other weights until then."""
-    await engine.open()
-    if not isinstance(engine, LocalEngine):
-        await publish(Weights(0, model, lambda: ()), engine)
+@asynccontextmanager
+async def _engine(config: Config, model: Path, screen: Screen) -> AsyncIterator[Engine]:
+    """Opened, and sampling from `model`; servers may have other weights until then."""
+    async with serving(config, model, screen) as servers:
+        await servers.ready()
+        engine = make_engine(config, model, servers.urls)
+        try:
+            await engine.open()
+            if not isinstance(engine, LocalEngine):
+                await publish(Weights(0, model, lambda: ()), engine)
+            yield engine
+        finally:
+            await engine.close()
 
 
 def _some_scored(result: Evaluation) -> None:
@@ -246,23 +254,21 @@ async def collect(
             out.parent.mkdir(parents=True, exist_ok=True)
             out.open("ab").close()
         path = await off_loop(policy_path, config, factories, run, model, screen)
-        engine = make_engine(config, path)
         try:
-            await _give(engine, path)
-            screen.phase("episodes")
-            result = await evaluate(
-                sources,
-                chat=load_chat(path),
-                engine=engine,
-                episodes=_at_most(sources, episodes, split),
-                samples=samples,
-                temperature=config.rollout.temperature,
-                seed=config.run.seed,
-                concurrency=config.engine.max_running,
-                progress=screen.advance,
-            )
+            async with _engine(config, path, screen) as engine:
+                screen.phase("episodes")
+                result = await evaluate(
+                    sources,
+                    chat=load_chat(path),
+                    engine=engine,
+                    episodes=_at_most(sources, episodes, split),
+                    samples=samples,
+                    temperature=config.rollout.temperature,
+                    seed=config.run.seed,
+                    concurrency=config.engine.max_running,
+                    progress=screen.advance,
+                )
         finally:
-            await engine.close()
             await asyncio.gather(*(factory.aclose() for factory in factories))
     _some_scored(result)
     flat = [trajectory for several in result.trajectories for trajectory in several]

@@ -5,6 +5,7 @@ model/           the model it began with, where the run made it itself
 journal.sqlite   every episode, group and step (see `rollout.journal`)
 checkpoints/     step-N directories, each loadable by transformers
 weights/         step-N directories that servers load, the newest two
+servers/         N.log of the servers that were started here, and servers.json: where they are
 episodes/        step-N.parquet: the episodes that have left the journal, where the run exports them
 held_out.jsonl   one line per evaluation
 curve.png        the learning curve, drawn after every step
@@ -54,7 +55,8 @@ class Run:
         run = cls(config.run.dir)
         with written(run.dir):
             run.dir.mkdir(parents=True, exist_ok=True)
-            strangers = [path for path in run.dir.iterdir() if not path.name.startswith(run.journal.name)]
+            ours = (run.journal.name, run.servers.name)  # neither says whose run it is
+            strangers = [path for path in run.dir.iterdir() if not path.name.startswith(ours)]
         if not run.journal.exists() and any(run.checkpoints.glob("step-*")):
             raise JournalError(
                 f"{str(run.dir)!r} has checkpoints but no {run.journal.name}, as if half of it had been copied; copy "
@@ -94,6 +96,10 @@ class Run:
     @property
     def weights(self) -> Path:
         return self.dir / "weights"
+
+    @property
+    def servers(self) -> Path:
+        return self.dir / "servers"
 
     @property
     def episodes(self) -> Path:

@@ -38,6 +38,7 @@ from gspo_agent.rollout.ledger import Lease, Ledger
 from gspo_agent.rollout.pulse import Pulse
 from gspo_agent.rollout.retention import Retention
 from gspo_agent.run import Run
+from gspo_agent.serving import serving
 from gspo_agent.trajectory import weight_version
 
 AnyLearner = Learner | LearnerProcess
@@ -113,10 +114,13 @@ class Session:
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(_close, self._close_environments)
             leaving.push_async_callback(_close, self.retention.stop)
+            servers = await leaving.enter_async_context(serving(config, model_path, screen, training=True))
             learner = await off_loop(self._learner, model_path)
             leaving.push_async_callback(_close, off_loop, learner.close)
             step = await self._restore(learner, ledger)
-            engine = await off_loop(make_engine, config, model_path)
+            screen.phase("waiting for servers")
+            await servers.ready()
+            engine = await off_loop(make_engine, config, model_path, servers.urls)
             leaving.push_async_callback(_close, engine.close)
             await engine.open()
             collector = Collector(

@@ -35,7 +35,11 @@ def test_an_omitted_clip_is_that_losses_own_default(toml: Path) -> None:
         ("env.0.limits.wall=20 fortnights", "'20 fortnights' is not a duration"),
         ("rollout.min_group=9", "rollout.min_group 9 is above group_size 8"),
         ("engine.kind=vllm", "engine.kind: Input should be 'local' or 'sglang'"),
-        ("engine.kind=sglang", 'engine: kind = "sglang" needs the addresses of servers: urls = ["http'),
+        ("engine.servers.count=2", 'engine: servers are given, but kind is "local"; write kind = "sglang"'),
+        (
+            'engine={kind="sglang", servers={args={tp_size=2}}}',
+            "engine.servers: args.tp_size is not passed on; it is set by engine.servers.tp",
+        ),
         ('engine.urls=["http://a"]', 'engine: urls are given, but kind is "local"; write kind = "sglang"'),
         ('engine={kind="sglang", urls=["a:3"]}', "engine.urls.0: String should match pattern"),
         ("engine.pause_mode=gently", "engine.pause_mode: Input should be 'in_place', 'retract' or 'abort'"),

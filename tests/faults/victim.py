@@ -158,12 +158,12 @@ def install(arguments: dict[str, Any], outside: Outside, wire: Wire, points: Poi
         learner: type[Any] = Lineage
         chunk, delay = arguments["chunk"], arguments["delay"]
         patch.Learner = lambda *args, **kwargs: Lineage(outside)
-        patch.make_engine = lambda config, model: _kept(engine, Scripted(outside, chunk=chunk, delay=delay))
+        patch.make_engine = lambda config, model, urls: _kept(engine, Scripted(outside, chunk=chunk, delay=delay))
     else:
         patch.load_chat = lambda path: DiceChat()
         saving, learner = checkpoint, _watched_learner(outside)
         patch.Learner = learner
-        patch.make_engine = lambda config, model: _kept(engine, Local(outside, model))
+        patch.make_engine = lambda config, model, urls: _kept(engine, Local(outside, model))
     patch.LearnerProcess = patch.Learner  # a process of its own would take seconds to start
     _remember_groups(outside)
     Run.draw = lambda self: None  # type: ignore[method-assign]
