@@ -87,7 +87,7 @@ class ForkServer:
         hello: dict[str, Any] = {}
         with contextlib.suppress(OSError):
             self._control.send(str(_PACKAGE).encode())
-            self._control.send(json.dumps({"trainer": os.getpid()}).encode())
+            self._control.send(json.dumps({"trainer": os.getpid(), "backend": "ns"}).encode())
             hello = json.loads(self._control.recv(1 << 16) or b"{}")
         if "ready" not in hello:
             what = hello.get("error") or f"the fork server did not start: {self._last_words()}"

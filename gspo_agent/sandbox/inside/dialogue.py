@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from .frames import LENGTH
 from .streams import Streams
+from .walls import Enclosure
 from .watch import Watch
 
 NONCE = 16
@@ -25,8 +26,11 @@ _GRACE = {"cpu_s": 0.3, "wall_s": 1.0}  # to heed an interrupt
 class Job(Protocol):
     channel: socket.socket
     limits: dict[str, Any]
+    enclosure: Enclosure
 
     def start(self, streams: Streams, body: Callable[[], int], answers: socket.socket | None = None) -> int: ...
+
+    def watch(self, pid: int, answers: socket.socket | None = None) -> Watch: ...
 
 
 class Dialogue:
@@ -39,7 +43,7 @@ class Dialogue:
         pid = job.start(self.streams, lambda: _answer(answer_all), far)
         far.close()
         self.socket.setblocking(False)
-        self.watch = Watch(pid, job.channel, self.socket, job.limits)
+        self.watch = job.watch(pid, self.socket)
         self.alive = True
         self.pid, self.cpu_s, self.wall_s = pid, 0.0, 0.0
         self._nonce, self._received = b"", b""

@@ -1,7 +1,7 @@
-"""The fork server: a warm interpreter behind two walls that turns each request into a job.
+"""The fork server: a warm interpreter behind walls that turns each request into a job.
 
-The launcher stays outside, ends with the trainer and takes the rest with it; the server is pid 1 of its own pid
-namespace, so that its end is the end of every job. A request is one packet with one descriptor, the
+The launcher stays outside, ends with the trainer and takes the rest with it; the end of the server is the end of every
+job. A request is one packet with one descriptor, the
 job's channel; everything else about a job is said on that channel, to its supervisor.
 """
 
@@ -15,9 +15,13 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 
-from . import linux, namespaces, supervisor, warm
-from .seccomp import Filter
+from . import linux, supervisor, warm
+from .namespaces import Namespaces
+from .walls import Walls
+
+_BACKENDS: dict[str, Callable[[], Walls]] = {"ns": Namespaces}
 
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -35,70 +39,29 @@ _ENVIRONMENT = {
 def main() -> None:
     """The launcher. Descriptor 0 is the control socket; its first packet is the configuration."""
     control = socket.socket(fileno=os.dup(0))
-    trainer_pid = int(json.loads(control.recv(1 << 16))["trainer"])
+    wanted = json.loads(control.recv(1 << 16))
+    trainer_pid = int(wanted["trainer"])
     trainer = os.pidfd_open(trainer_pid)
     if os.getppid() != trainer_pid:
         os._exit(0)  # it died before we could watch it
     try:
-        server, near = _start_server(control)
+        walls = _BACKENDS[wanted["backend"]]()
+        server = walls.launch(lambda: _serve(control, walls), lambda error: _report(control, error))
     except OSError as error:
         _report(control, error)
         os._exit(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     control.close()
-    _watch(trainer, server, near)
+    _watch(trainer, server, walls)
 
 
-def _start_server(control: socket.socket) -> tuple[int, socket.socket]:
-    identities = namespaces.choose_identities()
-    if not namespaces.has_admin():
-        namespaces.become_root_of_user_namespace()
-    near, far = socket.socketpair()
-    linux.unshare(linux.CLONE_NEWPID)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            near.close()
-            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-            _build(far, identities)
-            _Server(control, identities).serve()
-        except BaseException as error:
-            _report(control, error)
-        finally:
-            os._exit(1)
-    far.close()
-    if near.recv(1) == b"?":
-        namespaces.map_identities(pid, identities)
-        near.send(b"!")
-    return pid, near
-
-
-def _build(launcher: socket.socket, identities: namespaces.Identities) -> None:
-    namespaces.enter_outer()
-    namespaces.enter_inner()
-    launcher.send(b"?")
-    if launcher.recv(1) != b"!":
-        raise OSError("the launcher could not map the ids")
-    namespaces.take_identity(identities)
-    launcher.close()
-    _enter_own_pids()
+def _serve(control: socket.socket, walls: Walls) -> None:
     for fd in (0, 1, 2):
         os.dup2(os.open("/dev/null", os.O_RDWR), fd)
     os.environ.clear()
     os.environ.update(_ENVIRONMENT)
-
-
-def _enter_own_pids() -> None:
-    """Forks into a pid namespace that belongs to the inner user namespace, so that the server may return to it after
-    making one for a job; the outer process only waits."""
-    linux.unshare(linux.CLONE_NEWPID)
-    pid = os.fork()
-    if pid:
-        os.closerange(0, 1 << 30)
-        os.waitpid(pid, 0)
-        os._exit(0)
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _Server(control, walls).serve()
 
 
 def _report(control: socket.socket, error: BaseException) -> None:
@@ -106,8 +69,8 @@ def _report(control: socket.socket, error: BaseException) -> None:
     control.send(json.dumps({"error": f"{error} (in {' > '.join(steps[-3:])})"}).encode())
 
 
-def _watch(trainer: int, server: int, near: socket.socket) -> None:
-    """Waits for the first of the two to end and ends the other, and itself."""
+def _watch(trainer: int, server: int, walls: Walls) -> None:
+    """Waits for the first of the two to end and ends the other, what the server left, and itself."""
     handle = os.pidfd_open(server)
     waiting = select.poll()
     waiting.register(trainer, select.POLLIN)
@@ -115,17 +78,16 @@ def _watch(trainer: int, server: int, near: socket.socket) -> None:
     waiting.poll()
     signal.pidfd_send_signal(handle, signal.SIGKILL)
     os.waitpid(server, 0)
-    near.close()
+    walls.demolish()
     os._exit(0)
 
 
 class _Server:
     """Consumes requests; waits for the control socket and for ended jobs; its own end is a closed control socket."""
 
-    def __init__(self, control: socket.socket, identities: namespaces.Identities) -> None:
-        self.control, self.identities, self.filter = control, identities, Filter()
-        self.own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        self.free = list(range(min(identities.count - 1, 4096), 0, -1)) if identities.many else []
+    def __init__(self, control: socket.socket, walls: Walls) -> None:
+        self.control, self.walls = control, walls
+        self.free = list(range(walls.slots, 0, -1))
         self.running: dict[int, int] = {}
         self.wake, wake = socket.socketpair()
         for end in (self.wake, wake):
@@ -143,7 +105,7 @@ class _Server:
         waiting = select.poll()
         waiting.register(self.control, select.POLLIN)
         waiting.register(self.wake, select.POLLIN)
-        self.control.send(json.dumps({"ready": True, "own_uids": self.identities.many}).encode())
+        self.control.send(json.dumps({"ready": True, "own_uids": self.walls.slots > 0}).encode())
         while True:
             for fd, _ in waiting.poll():
                 if fd == self.wake.fileno():
@@ -166,17 +128,15 @@ class _Server:
         return True
 
     def start(self, channel: socket.socket) -> None:
-        slot = self.free.pop() if self.identities.many else 0
+        slot = self.free.pop() if self.walls.slots else 0
         pid = -1
         try:
-            linux.unshare(linux.CLONE_NEWPID)
-            pid = os.fork()
+            pid = self.walls.fork()
             if pid == 0:
                 self._become_supervisor(channel, slot)
         finally:
             if pid < 0 and slot:
                 self.free.append(slot)
-            linux.setns(self.own_pids, linux.CLONE_NEWPID)
         self.running[pid] = slot
 
     def _become_supervisor(self, channel: socket.socket, slot: int) -> None:
@@ -187,16 +147,19 @@ class _Server:
             os.setsid()  # signals to a process group do not stop at the border of a pid namespace
             for resource in (self.control, self.wake, self.signalled):
                 resource.close()
-            os.close(self.own_pids)
-            supervisor.supervise(channel, slot, self.filter)
+            supervisor.supervise(channel, self.walls.enclosure(slot))
         finally:
             os._exit(0)
 
     def reap(self) -> None:
-        while self.running:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
             slot = self.running.pop(pid, 0)
+            self.walls.forget(pid)
             if slot:
                 self.free.insert(0, slot)  # the longest possible time before an id is used again

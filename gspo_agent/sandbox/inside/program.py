@@ -20,7 +20,7 @@ import types
 from typing import Any
 
 from . import linux
-from .seccomp import Filter
+from .walls import Enclosure
 
 ANSWERS_FD = 3
 COMPILE_ERROR, OUT_OF_MEMORY = 122, 121
@@ -32,55 +32,37 @@ _STREAMS = (
     ("stdout", 1, "w", "surrogateescape"),
     ("stderr", 2, "w", "backslashreplace"),
 )
-_USER = 1000
 _MAX_FRAMES = 12  # of a traceback, the innermost ones
 _HARNESS = os.path.dirname(__file__)
 
 
 def confine(
-    limits: dict[str, Any], slot: int, seccomp: Filter, streams: tuple[int, int, int], answers: socket.socket | None
+    limits: dict[str, Any], enclosure: Enclosure, streams: tuple[int, int, int], answers: socket.socket | None
 ) -> None:
     """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    _write("oom_score_adj", b"1000")
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, b"1000")
+    os.close(fd)
+    enclosure.enter()
     for target, source in enumerate(streams):
         os.dup2(source, target)
     if answers:
         os.dup2(answers.detach(), ANSWERS_FD, inheritable=False)
     os.closerange(ANSWERS_FD + (answers is not None), 1 << 30)
     os.umask(0o022)
-    os.chdir("/box/work")
-    _lose_identity(slot)
-    _set_limits(limits, whole_run=answers is None)
+    os.chdir(enclosure.work)
+    enclosure.lose_identity()
+    _set_limits(limits, whole_run=answers is None, own_count=enclosure.own_count)
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a change of ids cleared it, and /dev/stdin needs it
-    seccomp.install()
-    _become_plain_interpreter(whole_run=answers is None)
+    enclosure.lock()
+    _become_plain_interpreter(enclosure.work, whole_run=answers is None)
 
 
-def _lose_identity(slot: int) -> None:
-    if slot:
-        os.setgroups([])
-        os.setresgid(slot, slot, slot)
-        os.setresuid(slot, slot, slot)
-        return
-    # Only one id is ours: a user namespace for each program keeps their process counts apart.
-    linux.unshare(linux.CLONE_NEWUSER)
-    _write("setgroups", b"deny")
-    _write("uid_map", b"%d 0 1\n" % _USER)
-    _write("gid_map", b"%d 0 1\n" % _USER)
-
-
-def _write(name: str, data: bytes) -> None:
-    fd = os.open(f"/proc/self/{name}", os.O_WRONLY)  # the file objects of `open` touch many more pages
-    os.write(fd, data)
-    os.close(fd)
-
-
-def _set_limits(limits: dict[str, Any], *, whole_run: bool) -> None:
+def _set_limits(limits: dict[str, Any], *, whole_run: bool, own_count: bool) -> None:
     chosen = {
         resource.RLIMIT_AS: limits["address_space_bytes"],
-        resource.RLIMIT_NPROC: limits["processes"],
         resource.RLIMIT_NOFILE: limits["open_files"],
         resource.RLIMIT_FSIZE: limits["output_bytes"],
         resource.RLIMIT_STACK: limits["stack_bytes"],
@@ -88,6 +70,8 @@ def _set_limits(limits: dict[str, Any], *, whole_run: bool) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    if own_count:
+        chosen[resource.RLIMIT_NPROC] = limits["processes"]
     if whole_run:  # the kernel's own stop, should the supervisor be late
         chosen[resource.RLIMIT_CPU] = math.ceil(limits["cpu_s"]) + 2
     for kind, value in chosen.items():
@@ -96,7 +80,7 @@ def _set_limits(limits: dict[str, Any], *, whole_run: bool) -> None:
         resource.setrlimit(kind, (value, value))
 
 
-def _become_plain_interpreter(*, whole_run: bool) -> None:
+def _become_plain_interpreter(work: str, *, whole_run: bool) -> None:
     if whole_run:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # a flood of output ends at once
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -106,7 +90,7 @@ def _become_plain_interpreter(*, whole_run: bool) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv = [MAIN_FILE]
-    sys.path.insert(0, "/box/work")
+    sys.path.insert(0, work)
     sys.setrecursionlimit(_RECURSION)
     builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # what -S left out
     builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")

@@ -32,20 +32,20 @@ def serve_session(job: Job) -> None:
             job.channel.sendall(frames.pack({"status": "dead", "alive": False, "cpu_s": 0.0, "wall_s": 0.0}, b""))
             continue
         if stopped:
-            os.kill(-1, signal.SIGCONT)
+            job.enclosure.signal(signal.SIGCONT)
         status = _run_cell(dialogue, blobs[0])
         output = dialogue.streams.take(job.limits["output_bytes"])
-        stopped = dialogue.alive and not _waits_only(dialogue.pid)
+        stopped = dialogue.alive and not _waits_only(job, dialogue.pid)
         if stopped:
-            os.kill(-1, signal.SIGSTOP)
+            job.enclosure.signal(signal.SIGSTOP)
         spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
         job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
 
 
-def _waits_only(pid: int) -> bool:
+def _waits_only(job: Job, pid: int) -> bool:
     """Whether the program, which now waits for its next cell, has one thread and is the only one."""
     one_thread = os.stat(f"/proc/{pid}/task").st_nlink == 3
-    return one_thread and sum(map(str.isdigit, os.listdir("/proc"))) == 2
+    return one_thread and len(job.enclosure.processes()) == 1
 
 
 def _run_cell(dialogue: Dialogue, code: bytes) -> str:

@@ -1,6 +1,6 @@
-"""A job's pid 1: trusted, and deaf to signals from inside. When it ends, the kernel ends everything in the job.
+"""A job's first process: trusted. When it ends, the kernel ends everything in the job.
 
-It builds the job's own mount and ipc namespace, starts programs that drop every right before untrusted code runs,
+It builds the job's enclosure, starts programs that drop every right before untrusted code runs,
 watches them, and reports on the job's channel. It never interprets what a program says; it only measures and relays.
 """
 
@@ -15,50 +15,38 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import calls, frames, linux, program, repl
+from . import calls, frames, program, repl
 from .dialogue import Dialogue
-from .seccomp import Filter
 from .streams import Streams
+from .walls import Enclosure
 from .watch import HungUp, Watch
 
-_DIRECTORIES = ("/box/work", "/box/tmp")
 _MAX_CRASHES = 3  # of one batch of calls; what is left then gets the last verdict instead of another try
 
 # Answers of calls are held back together for so long: waking the trainer costs more than a call.
 _HOLD_BYTES, _HOLD_S = 1 << 16, 0.05
 
 
-def supervise(channel: socket.socket, slot: int, seccomp: Filter) -> None:
+def supervise(channel: socket.socket, enclosure: Enclosure) -> None:
     """Serves the one request that comes on `channel`; returns when it is answered or nobody waits for it."""
     gc.disable()
     channel.setblocking(True)
     try:
         request, blobs = frames.receive(channel)
-        job = _Job(channel, slot, seccomp, request["limits"])
-        job.isolate()
+        job = _Job(channel, enclosure, request["limits"])
+        enclosure.build(job.limits)
         {"run": job.run, "call": job.call, "session": job.session}[request["kind"]](request, blobs)
     except (HungUp, EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
         channel.sendall(frames.pack({"status": "infra_error", "reason": f"{type(error).__name__}: {error}"}))
+    finally:
+        enclosure.close()
 
 
 class _Job:
-    def __init__(self, channel: socket.socket, slot: int, seccomp: Filter, limits: dict[str, Any]) -> None:
-        self.channel, self.slot, self.seccomp, self.limits = channel, slot, seccomp, limits
-
-    def isolate(self) -> None:
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-        linux.mount("proc", "/proc", "proc", flags, "subset=pid,hidepid=invisible")
-        os.umask(0)
-        self.fresh_disk()
-
-    def fresh_disk(self) -> None:
-        options = f"size={self.limits['disk_bytes']},nr_inodes={self.limits['files'] + 3},mode=0755"
-        linux.mount("tmpfs", "/box", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
-        for path in _DIRECTORIES:
-            os.mkdir(path, 0o1777)
+    def __init__(self, channel: socket.socket, enclosure: Enclosure, limits: dict[str, Any]) -> None:
+        self.channel, self.enclosure, self.limits = channel, enclosure, limits
 
     def start(self, streams: Streams, body: Callable[[], int], answers: socket.socket | None = None) -> int:
         """Forks a program; `body` runs in it, after every right was dropped, and returns its exit code."""
@@ -66,22 +54,25 @@ class _Job:
         if pid == 0:
             code = 1
             try:
-                program.confine(self.limits, self.slot, self.seccomp, streams.fds, answers)
+                program.confine(self.limits, self.enclosure, streams.fds, answers)
                 code = body()
             finally:
                 os._exit(code)
+        self.enclosure.started(pid)
         return pid
+
+    def watch(self, pid: int, answers: socket.socket | None = None) -> Watch:
+        return Watch(pid, self.channel, answers, self.limits, self.enclosure)
 
     def run(self, request: dict[str, Any], blobs: list[bytes]) -> None:
         """blobs: the code, then one standard input for each run; one frame is sent for each."""
         code, *stdins = blobs
         for position, stdin in enumerate(stdins):
-            if position and any(os.listdir(path) for path in _DIRECTORIES):
-                linux.umount("/box")
-                self.fresh_disk()
+            if position:
+                self.enclosure.renew()
             started = time.monotonic()
             streams = Streams(stdin)
-            watch = Watch(self.start(streams, lambda: program.run(code)), self.channel, None, self.limits)
+            watch = self.watch(self.start(streams, lambda: program.run(code)))
             verdict = watch.wait()
             header = self.outcome(verdict, watch.close(), watch.exit_code, streams)
             header["wall_s"] = time.monotonic() - started

@@ -10,6 +10,8 @@ import socket
 import time
 from typing import Any
 
+from .walls import Enclosure
+
 TICK_MS = 50
 _MAX_STARVATION = 4  # times the wall limit that a job may spend waiting for a processor
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -27,8 +29,15 @@ class Watch:
     spent waiting for a free processor. Nothing the program does to its own clocks matters.
     """
 
-    def __init__(self, pid: int, channel: socket.socket, answers: socket.socket | None, limits: dict[str, Any]) -> None:
-        self.pid, self.limits = pid, limits
+    def __init__(
+        self,
+        pid: int,
+        channel: socket.socket,
+        answers: socket.socket | None,
+        limits: dict[str, Any],
+        enclosure: Enclosure,
+    ) -> None:
+        self.pid, self.limits, self.enclosure = pid, limits, enclosure
         self.interruptible = False
         self.exit_code: int | None = None
         self.handle = os.pidfd_open(pid)
@@ -80,6 +89,8 @@ class Watch:
             return "time_limit"
         if memory > self.limits["memory_bytes"]:
             return "memory_limit"
+        if self.enclosure.overdrawn():
+            return "runtime_error"
         if elapsed > self.limits["wall_s"]:
             if elapsed - self.starved() > self.limits["wall_s"]:
                 return "time_limit"
@@ -96,7 +107,7 @@ class Watch:
     def tree(self) -> tuple[float, int]:
         """CPU seconds and bytes of every process of the job."""
         cpu, resident = 0, 0
-        pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+        pids = self.enclosure.processes()
         for pid in pids:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -118,8 +129,7 @@ class Watch:
     def close(self) -> float:
         """Kills whatever is left of the job's processes and waits until they are gone; CPU seconds they used."""
         os.close(self.handle)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
+        self.enclosure.signal(signal.SIGKILL)
         used = 0.0
         while True:
             try:
