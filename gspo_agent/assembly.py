@@ -98,5 +98,6 @@ def make_engine(config: Config, model: Path, urls: Sequence[str]) -> Engine:
         context_tokens=context_tokens,
         pause_mode=engine.pause_mode,
         flush_cache=engine.flush_cache,
+        stream=engine.stream,
         quota=quota,
     )

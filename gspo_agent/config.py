@@ -82,6 +82,9 @@ class EngineConfig(Section):
     flush_cache: bool = True
     """No new request sees keys and values of older weights. False: it may; that is faster, and its logprobs are not
     quite those of its weights."""
+    stream: bool = False
+    """Servers started with `--incremental-streaming-output` send tokens as they sample them: what one had sent when it
+    died is kept, and `status` counts what a kill would cost. Others are asked as ever."""
     max_running: Positive = 128
     """Requests decoded at once by the local engine."""
     threads: Positive = 1

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gspo_agent.engine.stream import Stream
     from gspo_agent.engine.worker import Worker
 
 
@@ -17,7 +18,10 @@ def escaped(prefix: str) -> str:
 class Call:
     """Is asked for by one `generate`. Others may end it at any time, wherever it is."""
 
-    __slots__ = ("_deadline", "_limit", "_waiter", "aborted", "id", "over", "rid", "session", "tries", "worker")
+    __slots__ = (
+        "_deadline", "_limit", "_waiter", "aborted", "asked", "id", "over", "rid", "session", "stream", "tries",
+        "worker",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, limit: float | None) -> None:
         """`limit`: seconds that one try may take."""
@@ -30,9 +34,21 @@ class Call:
         self.aborted = self.over = False
         self.worker: Worker | None = None
         """Where it is in flight."""
+        self.asked = 0
+        """The most tokens that this try may bring."""
+        self.stream: Stream | None = None
+        """What this try has brought so far, where that is told."""
         self._limit = limit
         self._deadline: asyncio.Timeout | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Tokens so far, or all that may be, where nobody tells. From any thread."""
+        stream = self.stream
+        if self.worker is None:
+            return 0
+        return self.asked if stream is None else len(stream)
 
     def next_rid(self) -> str:
         """A name that no other begins with, since servers abort by prefix: a single "~" is in none but at its end."""

@@ -257,14 +257,14 @@ class Fleet:
         if worker.lock.locked():
             return
         async with worker.lock:
+            target = self.target
             await worker.model_info()
             if worker.router is not None:
                 await worker.router.workers()
             worker.misses = 0
             if not worker.sglang:
                 await self._examine(worker)
-            target = self.target
-            if target is None:
+            if target is None or target is not self.target:  # an update that came meanwhile gives them itself
                 return
             if worker.weights != target.version:
                 await self._take_from_traffic(worker, f"it has weights {worker.weights!r}, not {target.version!r}")

@@ -20,6 +20,9 @@ PLAIN = {
     "no_stop_trim": True,
 }
 
+STREAM_INTERVAL = 16
+"""Tokens of an increment."""
+
 
 class Asked(NamedTuple):
     """What was asked of a server, and under which weights."""
@@ -31,11 +34,12 @@ class Asked(NamedTuple):
     dispatched: int
     """The version of the server's weights at that moment."""
 
-    def body(self, token_ids: Any, *, namespace: str | None = None) -> bytes:
+    def body(self, token_ids: Any, *, namespace: str | None = None, stream: bool = False) -> bytes:
         """
         Args:
             token_ids: A list, or an array of numpy's.
             namespace: Requests share their cached prefixes within one only.
+            stream: The reply comes in increments.
         """
         sampling = self.sampling
         params: dict[str, Any] = {
@@ -46,7 +50,14 @@ class Asked(NamedTuple):
         }
         if sampling.seed is not None:
             params["sampling_seed"] = sampling.seed % 2**63
-        body = {"rid": self.rid, "input_ids": token_ids, "sampling_params": params, "return_logprob": True}
+        body: dict[str, Any] = {
+            "rid": self.rid,
+            "input_ids": token_ids,
+            "sampling_params": params,
+            "return_logprob": True,
+        }
         if namespace is not None:
             body["extra_key"] = namespace
+        if stream:
+            body["stream"], params["stream_interval"] = True, STREAM_INTERVAL
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -18,6 +18,7 @@ from gspo_agent.engine.call import Call, escaped
 from gspo_agent.engine.fleet import Fleet, PauseMode, Target
 from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply, read_tokens
 from gspo_agent.engine.request import PLAIN, Asked
+from gspo_agent.engine.stream import NoIncrement, Stream
 from gspo_agent.engine.worker import Refused, State, Unavailable, Unreachable, Worker
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.quota import Quota
@@ -55,6 +56,7 @@ class SGLangEngine:
         context_tokens: int | None = None,
         pause_mode: PauseMode = "in_place",
         flush_cache: bool = True,
+        stream: bool = False,
         quota: Quota | None = None,
         patience: float = 600.0,
         request_seconds: float | None = 1800.0,
@@ -74,6 +76,8 @@ class SGLangEngine:
                 them. "retract": it is computed anew under the new weights. "abort": they end, and are asked for again.
             flush_cache: No new request sees keys and values of older weights. False: it may, and its logprobs are then
                 not quite those of its weights.
+            stream: Tokens come as they are sampled, from servers that send increments: what one had sent when it died,
+                or was given up, is kept.
             patience: Seconds for which requests and updates wait for a server to be there again.
             request_seconds: Time of one try, pauses not counted; past it the request is tried again.
             abort_seconds: Past them an aborted request ends without what its server may have.
@@ -83,7 +87,7 @@ class SGLangEngine:
         """
         self.name, self.vocab_size, self.turn = name, vocab_size, quota or contextlib.nullcontext()
         self._urls, self._given_version, self._context = list(urls), weight_version, context_tokens
-        self._pause_mode, self._flush_cache = pause_mode, flush_cache
+        self._pause_mode, self._flush_cache, self._stream = pause_mode, flush_cache, stream
         self._patience, self._request_seconds, self._abort_seconds = patience, request_seconds, abort_seconds
         self._look_every, self._max_misses = look_every, max_misses
         self._max_tries, self._back_off = max_tries, back_off
@@ -120,9 +124,9 @@ class SGLangEngine:
 
     def stats(self) -> dict[str, int]:
         """Counts since the start: tokens, prefill_tokens, cached_tokens; retries; discarded (tokens of aborts that came
-        without their logprobs); versions_from_spans, _reply, _dispatch (requests, by where their tokens' versions are
-        known from). And what runs and waits now."""
-        names = ("tokens", "prefill_tokens", "cached_tokens", "retries", "discarded")
+        without their logprobs); rescued (tokens of streams that were cut); versions_from_spans, _reply, _dispatch
+        (requests, by where their tokens' versions are known from). And what runs and waits now."""
+        names = ("tokens", "prefill_tokens", "cached_tokens", "retries", "discarded", "rescued")
         sources = ("versions_from_spans", "versions_from_reply", "versions_from_dispatch")
         running = sum(len(worker.calls) for worker in self._fleet.workers) if self._fleet else 0
         return {
@@ -130,6 +134,11 @@ class SGLangEngine:
             "running": running,
             "waiting": len(self._calls) - running,
         }
+
+    def unjournaled(self) -> dict[str, int]:
+        """Request id -> tokens that came so far; of one that does not stream, all that may come once it was sent. From
+        any thread."""
+        return {call.id: call.sampled for call in list(self._calls.values())}
 
     # ---- opening, closing, who is there
 
@@ -224,6 +233,9 @@ class SGLangEngine:
                 fleet.check(worker)
             else:
                 return self._counted(reply)
+            if self._fleet is not None and call.stream is not None and (rest := call.stream.rest()) is not None:
+                self._counts["rescued"] += sum(map(len, rest.completion.segments))
+                return self._counted(rest)
             if call.aborted:
                 break
             if call.tries >= self._max_tries:
@@ -263,21 +275,29 @@ class SGLangEngine:
     async def _try(self, call: Call, worker: Worker, ids: Any, sampling: Sampling, room: int) -> Reply:
         fleet = self.fleet
         asked = Asked(call.next_rid(), sampling, room, self.name, self._versions[str(worker.weights)])
-        body = asked.body(ids, namespace=f"weights {worker.weights}" if fleet.namespaced else None)
-        call.worker = worker
+        stream = Stream(asked, worker.weights, self._versions) if self._stream and worker.increments else None
+        namespace = f"weights {worker.weights}" if fleet.namespaced else None
+        body = asked.body(ids, namespace=namespace, stream=stream is not None)
+        call.worker, call.asked, call.stream = worker, room, stream
         worker.calls.add(call)
         try:
             async with call.flight(held=fleet.paused):
-                raw = await worker.generate(body, call.session)
+                if stream is None:
+                    raw = await worker.generate(body, call.session)
+                else:
+                    await worker.stream(body, call.session, stream.take)
         except (TimeoutError, asyncio.CancelledError):
             if self._fleet is not None:
                 self._keep(fleet.abort(asked.rid, worker))
+            raise
+        except NoIncrement:
+            worker.increments = False
             raise
         finally:
             worker.calls.discard(call)
             call.worker = None
             call.landed()
-        return read_reply(raw, asked, self._versions)
+        return read_reply(raw, asked, self._versions) if stream is None else stream.reply()
 
     def _counted(self, reply: Reply) -> Completion:
         counts = self._counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ OLDEST = "0.5.6"
 """The oldest SGLang that is spoken with: the first with pause modes, cache namespaces and /model_info."""
 _MOST_CHARACTERS = 500
 _JSON = {"Content-Type": "application/json"}
+_STREAM_END = b"data: [DONE]"
+_TAIL_SECONDS = 1.0
 
 
 class Unavailable(Exception):
@@ -54,6 +57,8 @@ class Worker:
         self.sglang = ""
         """Its version of SGLang; "" before it was examined."""
         self.max_prompt = 0
+        self.increments = False
+        """Whether its streams hold what is new, not all there is again."""
         self.misses = 0
         """Looks without an answer, one after another."""
         self.calls: set[Call] = set()
@@ -80,8 +85,30 @@ class Worker:
 
     async def generate(self, body: bytes, session: str) -> dict[str, Any]:
         """The decoded reply to one request; waits as long as it takes."""
-        headers = {**_JSON, "X-SMG-Routing-Key": session} if self.router is not None else _JSON
-        return _decoded(await self._send("POST", self.entry + "/generate", body, headers))
+        return _decoded(await self._send("POST", self.entry + "/generate", body, self._headers(session)))
+
+    async def stream(self, body: bytes, session: str, take: Callable[[dict[str, Any]], bool]) -> None:
+        """Gives every event of a request's stream to `take`, until that says that it was the last. Raises Unreachable
+        where the stream ends before."""
+        url, rest, last = self.entry + "/generate", b"", False
+        try:
+            async with (
+                self._http.request("POST", url, data=body, headers=self._headers(session)) as response,
+                asyncio.timeout(None) as deadline,
+            ):
+                if response.status >= 300:
+                    raise _failure(url, response.status, await response.read())
+                async for part in response.content.iter_any():
+                    *events, rest = (rest + part).split(b"\n\n")
+                    for event in events:
+                        if not last and event != _STREAM_END and take(_decoded(event.removeprefix(b"data:"))):
+                            last = True  # behind it comes what leaves the connection free for the next request
+                            deadline.reschedule(asyncio.get_running_loop().time() + _TAIL_SECONDS)
+        except (aiohttp.ClientError, OSError) as error:
+            if not last:
+                raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
+        if not last:
+            raise Unreachable(f"{url}: the stream ended before its request did")
 
     async def examine(self) -> None:
         """Learns what it is. Raises ConfigError for a server that cannot be worked with."""
@@ -95,6 +122,7 @@ class Worker:
         if model.get("is_generation") is False:
             raise ConfigError(f"{self.url} serves {model.get('model_path')!r}, which generates nothing")
         self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+        self.increments = bool(info.get("incremental_streaming_output"))
         self.sglang = sglang
 
     async def model_info(self) -> dict[str, Any]:
@@ -153,13 +181,17 @@ class Worker:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
-        status = response.status
-        if status < 300:
-            return raw
-        text = f"{url} answered {status}: {raw[:_MOST_CHARACTERS].decode(errors='replace')}"
-        if status >= 500 or status in (408, 425, 429):
-            raise Unavailable(text)
-        raise Refused(text)
+        if response.status >= 300:
+            raise _failure(url, response.status, raw)
+        return raw
+
+    def _headers(self, session: str) -> dict[str, str]:
+        return _JSON if self.router is None else {**_JSON, "X-SMG-Routing-Key": session}
+
+
+def _failure(url: str, status: int, raw: bytes) -> Unavailable | Refused:
+    text = f"{url} answered {status}: {raw[:_MOST_CHARACTERS].decode(errors='replace')}"
+    return Unavailable(text) if status >= 500 or status in (408, 425, 429) else Refused(text)
 
 
 def _decoded(raw: bytes) -> dict[str, Any]:

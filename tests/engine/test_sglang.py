@@ -593,6 +593,23 @@ async def test_an_update_in_each_pause_mode_goes_on_under_the_new_weights(
         assert versions(await ask(engine, "s")) == [2]
 
 
+async def test_a_look_that_was_under_way_when_an_update_came_cuts_nothing(weights: Callable[[int], Weights]) -> None:
+    async with running(look_every=60.0) as (engine, servers):
+        servers[0].hold_after = 8
+        request = asyncio.create_task(ask(engine))
+        await servers[0].sampled(8)
+        look = servers[0].order("late", route="/model_info")
+        engine.fleet.check(engine.fleet.workers[0])
+        await servers[0].received("/model_info")
+        update = asyncio.create_task(publish(weights(3), engine))
+        await asyncio.sleep(0.01)
+        look.release()
+        await update
+        servers[0].hold_after = None
+        assert versions(await request) == [0, 3]
+        assert engine.stats()["retries"] == 0
+
+
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 @pytest.mark.parametrize("flush", [True, False])
 async def test_prefixes_of_older_weights_are_used_only_where_that_is_wanted(

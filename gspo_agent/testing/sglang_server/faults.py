@@ -21,6 +21,7 @@ Kind = Literal[
     "late",
     "cut body",
     "duplicate",
+    "no end",
     "reply",
     "unchanged",
 ]
@@ -34,11 +35,12 @@ late      all is done; the answer waits for `release()`.
 cut body  all is done; the connection is closed in the middle of the answer; in a stream, of the first event with
           `after` tokens.
 duplicate the answer is sent once more at `release()`, on a connection that may serve another request by then; in a
-          stream, the last event is sent twice.
+          stream, the last event is sent twice, or with `after` the first one with so many tokens.
 reply     `change` edits the answer; see WRONG for ready ones.
 
 On /generate:
 
+no end                a stream lacks its [DONE], and stays open until `release()`.
 abort                 after `after` tokens; with a `status` it becomes an HTTP error, as the server does.
 abort in queue        as of a request that waits, or waits again, with `after` earlier tokens.
 abort before prefill  as older servers say it.

@@ -78,6 +78,7 @@ class Generation:
             sampling.get("sampling_seed") or 0,
             bool(body.get("return_logprob")),
             bool(body.get("stream")),
+            sampling.get("stream_interval") or 1,
             f"{body.get('extra_key')} {body.get('lora_path')}",
         )
         for fault in faults:
@@ -131,13 +132,16 @@ class Generation:
                 event: dict[str, Any] = {
                     "error": {"message": str(problem), "type": "invalid_request_error", "code": 400}
                 }
-            elif len(request.output_ids) == sent and not ended:
+            elif len(request.output_ids) - sent < (request.stream_interval if sent else 1) and not ended:
                 continue
             else:
                 event = completion(request, self.backend.weight_version, start=sent if self.incremental else 0)
-            sent = len(request.output_ids)
-            await self._send(call, response, event, faults, sent, ended)
+            before, sent = sent, len(request.output_ids)
+            await self._send(call, response, event, faults, range(before + 1, sent + 1), ended)
             if ended:
+                for fault in faults:
+                    if fault.kind == "no end":
+                        await fault.released()
                 await response.write(b"data: [DONE]\n\n")
                 return response
 
@@ -147,9 +151,10 @@ class Generation:
         response: web.StreamResponse,
         event: dict[str, Any],
         faults: list[Fault],
-        sent: int,
+        new: range,
         ended: bool,
     ) -> None:
+        """Args: new: Counts of the request's tokens that this event is the first with."""
         for fault in faults:
             if fault.kind == "reply":
                 fault.change(event)
@@ -157,9 +162,9 @@ class Generation:
         for fault in faults:
             if fault.kind == "late" and ended:
                 await fault.released()
-            if fault.kind == "cut body" and sent >= fault.after:
+            if fault.kind == "cut body" and new.stop > fault.after:
                 await response.write(line[: len(line) // 2])
                 await call.cut()
-            if fault.kind == "duplicate" and ended:
+            if fault.kind == "duplicate" and (fault.after in new if fault.after else ended):
                 await response.write(line)
         await response.write(line)

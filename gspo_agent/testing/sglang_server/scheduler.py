@@ -29,6 +29,8 @@ class Request:
     seed: int
     return_logprob: bool = False
     stream: bool = False
+    stream_interval: int = 1
+    """New tokens of an event; the first event is sent at once."""
     namespace: str = ""
     """Prefixes are shared within one only."""
     end_at: tuple[int, dict[str, Any]] | None = None
