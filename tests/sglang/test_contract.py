@@ -3,98 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from gspo_agent.engine.base import Completion, Sampling, Weights
+from gspo_agent.engine.base import Completion
 from gspo_agent.engine.publish import publish
-from gspo_agent.engine.sglang import SGLangEngine
-from gspo_agent.tiny import train_tokenizer
-from tests.engine.models import qwen3, scored
-from tests.sglang.real import PYTHON, RealServer
+from tests.engine.models import scored
+from tests.sglang.asking import ON_REAL_SERVERS, PROMPT, ask, cut, logprobs, model, opened, weights, whole
+from tests.sglang.real import RealServer
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.skipif(not PYTHON, reason="SGLANG_PYTHON names no interpreter"),
-    pytest.mark.timeout(900),
-]
-VOCAB = 512
-PROMPT = [1, 2, 3, 4, 5]
-
-
-def model(seed: int) -> Qwen3ForCausalLM:
-    return qwen3(seed, vocab_size=VOCAB, max_position_embeddings=4096)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sglang")
-    text = "<|im_start|>system\nthe next key is 12<|im_end|>\n<|im_start|>assistant\n" * 50
-    for step in (0, 1, 2):
-        train_tokenizer([text], VOCAB, path / f"step-{step}")
-        model(step).save_pretrained(path / f"step-{step}")
-    return path
-
-
-@pytest.fixture(scope="module")
-def end(directory: Path) -> int:
-    """The model's own end token."""
-    return int(AutoTokenizer.from_pretrained(directory / "step-0").eos_token_id)
-
-
-@pytest.fixture(scope="module")
-def servers(directory: Path) -> Iterator[list[RealServer]]:
-    """Two, of the same weights."""
-    with (
-        RealServer(directory / "step-0", directory / "a.log") as first,
-        RealServer(directory / "step-0", directory / "b.log") as second,
-    ):
-        first.wait()
-        second.wait()
-        yield [first, second]
-
-
-@asynccontextmanager
-async def opened(servers: list[RealServer], **options: object) -> AsyncIterator[SGLangEngine]:
-    engine = SGLangEngine([one.url for one in servers], vocab_size=VOCAB, **options)  # type: ignore[arg-type]
-    await engine.open()
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-def weights(directory: Path, version: int) -> Weights:
-    return Weights(version, directory / f"step-{version % 10}", lambda: ())
-
-
-def tokens(completion: Completion) -> list[int]:
-    return [int(token) for segment in completion.segments for token in segment.token_ids]
-
-
-def logprobs(completion: Completion) -> np.ndarray:
-    return np.concatenate([segment.logprobs for segment in completion.segments])
-
-
-async def ask(engine: SGLangEngine, id: str, count: int = 64, prompt: list[int] = PROMPT) -> Completion:
-    return await engine.generate(prompt, Sampling(count, 1.0, ()), request_id=id)
-
-
-async def whole(
-    engine: SGLangEngine, id: str, count: int, parts: list[Completion] | None = None
-) -> tuple[list[int], list[Completion]]:
-    """Asks on until `count` tokens are there, as an episode does; `parts` grows meanwhile."""
-    ids, parts = list(PROMPT), [] if parts is None else parts
-    while len(ids) < len(PROMPT) + count:
-        parts.append(await ask(engine, f"{id}-{len(parts)}", count - len(ids) + len(PROMPT), ids))
-        ids += tokens(parts[-1])
-    return ids, parts
+pytestmark = ON_REAL_SERVERS
 
 
 async def test_logprobs_are_those_of_the_learners_forward(servers: list[RealServer], directory: Path) -> None:
@@ -104,11 +25,6 @@ async def test_logprobs_are_those_of_the_learners_forward(servers: list[RealServ
     for ids, parts in done:
         expected = scored(model(0), [ids], 1.0)[0][len(PROMPT) - 1 :].numpy()
         assert np.abs(np.concatenate([logprobs(part) for part in parts]) - expected).max() < 1e-4
-
-
-def cut(completion: Completion, end: int) -> bool:
-    """Whether somebody ended it: a server also ends a request at its model's own end token."""
-    return completion.finish_reason == "abort" and (not completion.segments or tokens(completion)[-1] != end)
 
 
 async def test_of_g1_1_and_g1_10_only_the_one_that_is_meant_ends(
