@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gspo_agent.assembly import env_factories, find_model, make_engine, open_sou
 from gspo_agent.background import off_loop, rare_collections
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
-from gspo_agent.engine.base import Engine, Weights
+from gspo_agent.engine.base import Engine, Sampling, Several, Weights
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
 from gspo_agent.errors import CheckpointLost, ConfigError, JournalError
@@ -28,6 +29,8 @@ from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import make_batch
 from gspo_agent.learner.learner import Learner
 from gspo_agent.learner.process import LearnerProcess
+from gspo_agent.messages import user
+from gspo_agent.monitor.agreement import disagreement
 from gspo_agent.monitor.drift import DriftAlarm
 from gspo_agent.monitor.metrics import engine_use, staleness, summarise
 from gspo_agent.monitor.screen import Screen
@@ -38,10 +41,11 @@ from gspo_agent.rollout.ledger import Lease, Ledger
 from gspo_agent.rollout.pulse import Pulse
 from gspo_agent.rollout.retention import Retention
 from gspo_agent.run import Run
-from gspo_agent.serving import serving
+from gspo_agent.serving import Serving, serving
 from gspo_agent.trajectory import weight_version
 
 AnyLearner = Learner | LearnerProcess
+_COMPARED_TOKENS = 128
 _CLOSE_SECONDS = 0.15  # each of engine, learner and environments, in the two seconds that a cut may take
 
 
@@ -134,9 +138,10 @@ class Session:
             )
             leaving.push_async_callback(self._stop, collector)
             self.pulse.watch(collector, engine)
-            screen.watch(collector.progress, engine.stats, self.pulse.concerns)
+            screen.watch(collector.progress, engine.stats, partial(self._concerns, engine, servers))
             leaving.enter_context(rare_collections())
             await self._publish(learner, step, engine)
+            await self._compare(learner, engine, chat)
             await self._evaluate(step, chat, engine)
             await collector.start(step)
             step = await self._loop(step, ledger, learner, engine, collector, chat)
@@ -204,6 +209,27 @@ class Session:
         path = await off_loop(learner.export, self.run.weights, step)
         await publish(Weights(version, path, lambda: learner.weights(version).tensors()), engine)
         await off_loop(checkpoint.prune, self.run.weights, 2, {path.name})
+
+    async def _compare(self, learner: AnyLearner, engine: Engine, chat: Chat) -> None:
+        """Says so where a server's log-probabilities are not the learner's."""
+        if not isinstance(engine, Several):
+            return
+        config, temperature = self.config.learner, self.config.rollout.temperature
+        prompt = chat.open([user("Tell a story.")], [])
+        for sampled in await engine.sample_each(prompt, Sampling(_COMPARED_TOKENS, temperature)):
+            scored, at_one = [
+                (await off_loop(learner.score, [*prompt, *sampled.token_ids], t))[len(prompt) - 1 :]
+                for t in (temperature, 1.0)
+            ]
+            if warning := disagreement(
+                sampled, scored, at_one, temperature=temperature, dtype=config.dtype, bound=config.max_logprob_diff
+            ):
+                self.screen.note(warning, "bold yellow")
+
+    def _concerns(self, engine: Engine, servers: Serving) -> str:
+        """What stands still, and which servers get no requests and why."""
+        out = {**(engine.problems() if isinstance(engine, Several) else {}), **servers.problems()}
+        return "; ".join(filter(None, (self.pulse.concerns(), *(f"{url}: {why}" for url, why in out.items()))))
 
     async def _restore(self, learner: AnyLearner, ledger: Ledger) -> int:
         """The step of the newest checkpoint that can be read, and its weights in the learner; 0 before the first.

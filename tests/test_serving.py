@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gspo_agent import trainer
 from gspo_agent.config import Config
@@ -20,6 +22,7 @@ from gspo_agent.engine.servers import read_servers
 from gspo_agent.errors import ConfigError, RunLocked
 from gspo_agent.evaluate import evaluate_policy
 from gspo_agent.interruption import CUT
+from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.audit import audit
 from gspo_agent.serving import shared_out
 from tests.sandbox.survivors import alive, descendants
@@ -42,6 +45,10 @@ async def until_step(directory: Path, step: int, task: asyncio.Task[Any]) -> Non
         await asyncio.sleep(0.005)
 
 
+def urls(directory: Path) -> list[str]:
+    return [server["url"] for server in read_servers(directory / "servers")["servers"]]
+
+
 def processes(directory: Path) -> list[set[int]]:
     """Of each server."""
     return [descendants(server["pid"]) for server in read_servers(directory / "servers")["servers"]]
@@ -49,18 +56,25 @@ def processes(directory: Path) -> list[set[int]]:
 
 async def test_a_run_starts_its_servers_outlives_the_death_of_one_and_leaves_no_process(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    training = asyncio.create_task(trainer.train_async(served(directory, "run.steps=4")))
+    settings = served(directory, "run.steps=4")
+    screen = Screen(settings, Console(file=io.StringIO(), width=1000))
+    training = asyncio.create_task(trainer.train_async(settings, screen=screen))
     await until_step(directory, 1, training)
     before = processes(directory)
     for pid in before[0]:
         os.kill(pid, signal.SIGKILL)
     while not (after := processes(directory))[0].isdisjoint(before[0]):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
+    assert f"{urls(directory)[0]}: " in screen._line().plain
     run = await training
     assert [step for step, _ in run.steps()] == [1, 2, 3, 4]
     assert run.status().slots.get("failed", 0) == 0
     assert audit(run.journal).breaches == ()
     assert alive(set().union(*before, *after)) == set()
+    said = screen.console.file.getvalue()  # type: ignore[attr-defined]
+    assert "ended with status -9; it is started again in" in said
+    for url in urls(directory):  # what is scripted is nobody's log-probability
+        assert f"{url} and the learner differ by" in said
 
 
 def serve(directory: Path) -> subprocess.Popen[str]:

@@ -40,6 +40,17 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """What one server of several sampled, for a comparison."""
+
+    server: str
+    precision: str
+    """What it computes in, "" where it does not say."""
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """The weights of one version, in whatever form an engine can take them."""
 
@@ -119,4 +130,17 @@ class Counting(Protocol):
 
     def unjournaled(self) -> Mapping[str, int]:
         """Request id -> tokens sampled so far, of the requests in flight; what is missing has none. From any thread."""
+        ...
+
+
+@runtime_checkable
+class Several(Protocol):
+    """What an engine of several servers has beside."""
+
+    def problems(self) -> Mapping[str, str]:
+        """Server -> why it gets no requests, of those that get none."""
+        ...
+
+    async def sample_each(self, token_ids: Sequence[int], sampling: Sampling) -> list[Sampled]:
+        """What each server samples after `token_ids`. Raises ConfigError where its logprobs are incomplete."""
         ...

@@ -50,7 +50,7 @@ class Fleet:
         flush_cache: bool,
         look_every: float,
         max_misses: int,
-        probe: Callable[[Worker], Awaitable[None]],
+        probe: Callable[[Worker], Awaitable[object]],
     ) -> None:
         """`probe` raises where a server that was examined cannot be worked with all the same."""
         self.workers: list[Worker] = []
@@ -82,8 +82,11 @@ class Fleet:
 
     def problems(self) -> str:
         """Who is out, and why."""
-        out = [f"{worker.url}: {worker.problem}" for worker in self.workers if worker.state is State.OUT]
-        return "; ".join(out) or "no server is known"
+        return "; ".join(f"{url}: {problem}" for url, problem in self.out().items()) or "no server is known"
+
+    def out(self) -> dict[str, str]:
+        """Address -> why nothing is asked there."""
+        return {worker.url: worker.problem for worker in self.workers if worker.state is State.OUT}
 
     # ---- who is asked
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import secrets
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
@@ -13,14 +12,15 @@ from typing import Any, cast
 import aiohttp
 import numpy as np
 
-from gspo_agent.engine.base import Completion, Sampling, Weights
+from gspo_agent.engine.base import Completion, Sampled, Sampling, Weights
 from gspo_agent.engine.call import Call, escaped
 from gspo_agent.engine.fleet import Fleet, PauseMode, Target
-from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply, read_tokens
-from gspo_agent.engine.request import PLAIN, Asked
+from gspo_agent.engine.probe import probe
+from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply
+from gspo_agent.engine.request import Asked
 from gspo_agent.engine.stream import NoIncrement, Stream
-from gspo_agent.engine.worker import Refused, State, Unavailable, Unreachable, Worker
-from gspo_agent.errors import ConfigError, EngineError
+from gspo_agent.engine.worker import State, Unavailable, Unreachable, Worker
+from gspo_agent.errors import EngineError
 from gspo_agent.quota import Quota
 
 _CONNECT_SECONDS = 5.0
@@ -157,7 +157,7 @@ class SGLangEngine:
             flush_cache=self._flush_cache,
             look_every=self._look_every,
             max_misses=self._max_misses,
-            probe=self._probe,
+            probe=lambda worker: probe(worker, [token % self.vocab_size for token in (1, 2, 3)]),
         )
         try:
             await self._fleet.open(self._patience, adopt=self._given_version is not None)
@@ -186,23 +186,18 @@ class SGLangEngine:
         """A server leaves: it gets no further request, and what it is working on may end."""
         self.fleet.remove(url)
 
-    async def _probe(self, worker: Worker) -> None:
-        """One tiny request, under the server's own options: does every token come with its logprob?"""
-        body = {
-            "rid": f"probe{secrets.token_hex(8)}~0~",
-            "input_ids": [token % self.vocab_size for token in (1, 2, 3)],
-            "sampling_params": {"max_new_tokens": 4, "temperature": 1.0, "ignore_eos": True, **PLAIN},
-            "return_logprob": True,
-        }
-        try:
-            reply = await worker.post("/generate", body, seconds=120.0)
-            problem = read_tokens(reply, reply["meta_info"])[2]
-        except Refused as refused:
-            problem = str(refused)
-        except (KeyError, TypeError, IndexError):
-            problem = f"no meta_info in {str(reply)[:300]}"
-        if problem:
-            raise ConfigError(f"{worker.url}: {problem}")
+    def problems(self) -> dict[str, str]:
+        return {} if self._fleet is None else self._fleet.out()
+
+    async def sample_each(self, token_ids: Sequence[int], sampling: Sampling) -> list[Sampled]:
+        """As promised by Several. Who does not answer is left out."""
+        _, room = self._checked(token_ids, sampling, "comparison")
+        asked = (probe(worker, token_ids, room, sampling.temperature) for worker in self.fleet.serving)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for problem in found:
+            if isinstance(problem, BaseException) and not isinstance(problem, Unavailable):
+                raise problem
+        return [sampled for sampled in found if isinstance(sampled, Sampled)]
 
     # ---- requests
 

@@ -56,6 +56,8 @@ class Worker:
         """What it called its weights when it was last asked."""
         self.sglang = ""
         """Its version of SGLang; "" before it was examined."""
+        self.precision = ""
+        """What it computes in, as far as it says so."""
         self.max_prompt = 0
         self.increments = False
         """Whether its streams hold what is new, not all there is again."""
@@ -123,6 +125,8 @@ class Worker:
             raise ConfigError(f"{self.url} serves {model.get('model_path')!r}, which generates nothing")
         self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
         self.increments = bool(info.get("incremental_streaming_output"))
+        dtype, quantization = info.get("dtype"), info.get("quantization")
+        self.precision = " and ".join(str(said) for said in (dtype, quantization) if said)
         self.sglang = sglang
 
     async def model_info(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ restart needs the weights and the optimiser's moments, and nothing else.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from pathlib import Path
@@ -108,6 +109,14 @@ class Learner:
     def weights(self, version: int, path: Path | None = None) -> Weights:
         """The current weights as `version`. The tensors are the learner's own: copy them before the next step."""
         return Weights(version, path, lambda: self.model.state_dict().items())
+
+    @torch.no_grad()
+    def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
+        """The logprob of every token but the first, under the current weights."""
+        inputs, targets = (torch.tensor([part], device=self.device) for part in (token_ids[:-1], token_ids[1:]))
+        with self._precision():
+            scored = Scorer(self.model, temperature)(inputs, targets, torch.ones_like(targets, dtype=torch.bool))
+        return [float(value) for value in scored[0]]
 
     def save(self, root: Path, step: int) -> checkpoint.Saved:
         """Writes `root/step-N`; see `checkpoint.save`."""

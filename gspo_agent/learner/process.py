@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +64,9 @@ class LearnerProcess:
 
     def step(self, batch: Batch) -> dict[str, float]:
         return self._ask(Learner.step, batch)
+
+    def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
+        return self._ask(Learner.score, token_ids, temperature)
 
     def save(self, root: Path, step: int) -> Saved:
         return self._ask(Learner.save, root, step)

@@ -58,6 +58,18 @@ def weights(tmp_path: Path) -> Callable[[int], Weights]:
     return made
 
 
+async def test_every_server_is_asked_for_the_comparison_and_incomplete_logprobs_are_refused() -> None:
+    async with running(3) as (engine, servers):
+        servers[2].crash()
+        found = await engine.sample_each([5, 6, MARK], Sampling(7, 0.5))
+        assert [one.server for one in found] == [servers[0].url, servers[1].url]
+        assert [one.token_ids for one in found] == [list(range(7))] * 2
+        assert found[0].logprobs == [scripted_logprob(0, 3 + n, n) for n in range(7)]
+        servers[1].order("reply", change=WRONG["first logprob only"])
+        with pytest.raises(ConfigError, match=f"{servers[1].url}: 7 output ids but 1 output logprobs"):
+            await engine.sample_each([5, 6, MARK], Sampling(7, 0.5))
+
+
 async def ask(engine: Engine, id: str = "r", count: int = 300, seed: int = 7, stop: int = STOP) -> Completion:
     return await engine.generate([5, 6, MARK], Sampling(count, 1.0, (stop,), seed), request_id=id)
 

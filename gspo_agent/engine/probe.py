@@ -1,0 +1,38 @@
+"""Probe: what a server is asked before it is trusted, under the very options that it runs with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from gspo_agent.engine.base import Sampled
+from gspo_agent.engine.reply import read_tokens
+from gspo_agent.engine.request import PLAIN
+from gspo_agent.engine.worker import Refused, Worker
+from gspo_agent.errors import ConfigError
+
+_SECONDS = 120.0
+
+
+async def probe(worker: Worker, token_ids: Sequence[int], count: int = 4, temperature: float = 1.0) -> Sampled:
+    """What it samples after `token_ids`. Raises ConfigError where not every token comes with its logprob, and
+    Unavailable."""
+    body = {
+        "rid": f"probe{secrets.token_hex(8)}~0~",
+        "input_ids": list(token_ids),
+        "sampling_params": {"max_new_tokens": count, "temperature": temperature, "ignore_eos": True, **PLAIN},
+        "return_logprob": True,
+        "extra_key": f"weights {worker.weights}",
+    }
+    ids: Sequence[int] = []
+    logprobs: Sequence[float] = []
+    try:
+        reply = await worker.post("/generate", body, seconds=_SECONDS)
+        ids, logprobs, problem = read_tokens(reply, reply["meta_info"])
+    except Refused as refused:
+        problem = str(refused)
+    except (KeyError, TypeError, IndexError):
+        problem = f"no meta_info in {str(reply)[:300]}"
+    if problem:
+        raise ConfigError(f"{worker.url}: {problem}")
+    return Sampled(worker.url, worker.precision, list(ids), list(logprobs))
