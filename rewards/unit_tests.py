@@ -6,28 +6,19 @@ standard output and files decide nothing. Nothing is run without isolation.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gspo_agent.errors import ConfigError
 from gspo_agent.sandbox import CallResult, RunResult, Sandbox, SandboxLimits, readable, shared_sandbox
 from gspo_agent.sandbox.inside import data
+from rewards import test_files
 from rewards.comparison import differing_token, same_lines, same_value
+from rewards.verdict import Class, TestVerdict, Verdict, explain, summary
 
-Class = Literal[
-    "pass",
-    "wrong_answer",
-    "runtime_error",
-    "compile_error",
-    "time_limit",
-    "memory_limit",
-    "output_limit",
-    "task_error",  # the tests themselves cannot be used
-    "infra_error",  # the sandbox failed
-]
+__all__ = ["Checker", "Class", "Compare", "TestVerdict", "Verdict", "judge"]
+
 Compare = Literal["tokens", "exact_tokens", "lines", "values", "unordered"]
 Checker = Callable[[Mapping[str, Any], Any], bool]
 """Trusted code: (the test, the output as text or the returned plain data) -> whether it is right."""
@@ -37,54 +28,13 @@ _COMPARISONS: dict[str, tuple[Compare, ...]] = {
     "call": ("values", "unordered"),
 }
 _FIELDS = {"stdio": ("stdin", "stdout"), "call": ("args", "expected")}
-_EXCEPTION = re.compile(r"^(?:\w+\.)*([A-Za-z_]\w*)(?::|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class TestVerdict:
-    """One test. `output` and `error` are for tests that the model may see."""
-
-    __test__ = False  # not for pytest to collect
-
-    verdict: Class
-    reason: str
-    """One line without inputs and expected outputs."""
-    output: str
-    """What the code printed or returned, shortened."""
-    error: str
-    """Its traceback or standard error, shortened."""
-    ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """All tests of one solution: "pass" when every test passed, else the class of the first that did not."""
-
-    verdict: Class
-    passed: int
-    total: int
-    reason: str
-    """One line that is safe to show to the model."""
-    tests: list[TestVerdict]
-    """In order; shorter than `total` when the judge stopped at a failure."""
-    ms: float
-
-    @property
-    def scored(self) -> bool:
-        """False when the code was not judged (task_error, infra_error): never to be read as reward 0."""
-        return self.verdict not in ("task_error", "infra_error")
-
-    @property
-    def fraction(self) -> float:
-        """The share of tests that passed."""
-        return self.passed / self.total if self.total else 0.0
 
 
 async def judge(
     code: str,
     tests: Sequence[Mapping[str, Any]],
     *,
-    kind: Literal["stdio", "call"] = "stdio",
+    kind: Literal["stdio", "call", "testfile"] = "stdio",
     entry_point: str | None = None,
     cls: str | None = None,
     checker: Checker | None = None,
@@ -97,7 +47,9 @@ async def judge(
 
     Args:
         tests: for "stdio" {"stdin", "stdout"}; for "call" {"args", "expected"}, plain data in which the tags of
-            `gspo_agent.sandbox.inside.data` stand for what JSON lacks.
+            `gspo_agent.sandbox.inside.data` stand for what JSON lacks; for "testfile" {"test_file"}, the source of a
+            pytest or unittest file, and maybe "module", the name by which it imports the code ("solution"), and
+            "count", how many of its tests a right solution passes.
         entry_point: the function that "call" calls; with `cls`, a method of a new object of that class each time.
         checker: decides instead of the comparison, for tasks with several right answers.
         compare: "tokens" (default of "stdio": decimal numbers within 1e-6), "exact_tokens", "lines" (tokens, and line
@@ -105,6 +57,11 @@ async def judge(
         sandbox: None: the process's shared one.
     """
     started = time.monotonic()
+    if kind == "testfile":
+        return await test_files.judge(
+            code, tests, limits=limits or SandboxLimits(), sandbox=sandbox or shared_sandbox(),
+            stop_at_failure=stop_at_failure,
+        )  # fmt: skip
     compare = _comparison(kind, compare)
     problem = _task_problem(tests, kind, entry_point)
     if problem:
@@ -125,12 +82,12 @@ async def judge(
         results = await sandbox.call_many(code, entry_point or "", arguments, cls=cls, limits=limits, stop=stop)
     for lost in results[len(verdicts) :]:  # what never came back was not shown to `stop`
         stop(lost)
-    return _summary(verdicts, len(tests), 1000 * (time.monotonic() - started))
+    return summary(verdicts, len(tests), 1000 * (time.monotonic() - started))
 
 
 def _comparison(kind: str, compare: Compare | None) -> Compare:
     if kind not in _COMPARISONS:
-        raise ConfigError(f"unknown kind of test {kind!r}; known are {', '.join(_COMPARISONS)}")
+        raise ConfigError(f"unknown kind of test {kind!r}; known are {', '.join(_COMPARISONS)}, testfile")
     known = _COMPARISONS[kind]
     if compare is not None and compare not in known:
         raise ConfigError(f"comparison {compare!r} is not for tests of kind {kind!r}; known are {', '.join(known)}")
@@ -173,7 +130,7 @@ def _judge_one(
         output, error = readable(result.stdout), readable(result.stderr)
     else:
         output, error = _shown(result.value), readable(result.error.encode())
-    reason = reason or _explain(verdict, error)
+    reason = reason or explain(verdict, error)
     return TestVerdict(verdict, reason, output, error, 1000 * result.wall_s)
 
 
@@ -204,25 +161,3 @@ def _shown(value: Any) -> str:
         return readable(repr(value).encode("utf-8", "backslashreplace"))
     except ValueError:
         return readable(data.dumps(value))
-
-
-def _explain(verdict: Class, error: str) -> str:
-    """The class in words; of an exception only the type, because its message may carry a hidden input."""
-    words = verdict.replace("_", " ")
-    if verdict in ("runtime_error", "compile_error"):
-        lines = error.strip().splitlines()
-        name = _EXCEPTION.match(lines[-1]) if lines else None
-        return f"{words} ({name[1][:60]})" if name else words
-    return words
-
-
-def _summary(tests: list[TestVerdict], total: int, ms: float) -> Verdict:
-    passed = sum(test.verdict == "pass" for test in tests)
-    failures = [(number, test) for number, test in enumerate(tests, 1) if test.verdict != "pass"]
-    if passed == total:
-        return Verdict("pass", passed, total, f"all {total} tests passed", tests, ms)
-    # What was not judged outweighs what was: the share of tests that passed is not known then.
-    unscored = [(number, test) for number, test in failures if test.verdict in ("infra_error", "task_error")]
-    number, first = (unscored or failures)[0]
-    reason = f"{passed} of {total} tests passed; test {number}: {first.reason}"
-    return Verdict(first.verdict, passed, total, reason, tests, ms)

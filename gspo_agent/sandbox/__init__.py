@@ -5,6 +5,7 @@ from gspo_agent.sandbox.observation import readable
 from gspo_agent.sandbox.results import CallResult, CellResult, RunResult
 from gspo_agent.sandbox.sandbox import Sandbox, shared_sandbox
 from gspo_agent.sandbox.session import Session
+from gspo_agent.sandbox.testfile import TestFileResult
 
 __all__ = [
     "CallResult",
@@ -13,6 +14,7 @@ __all__ = [
     "Sandbox",
     "SandboxLimits",
     "Session",
+    "TestFileResult",
     "readable",
     "shared_sandbox",
 ]

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,12 @@ _SEND_S = 10.0
 class ForkServer:
     """A running fork server; it and everything in it ends with this process, with `close`, or with this object."""
 
-    def __init__(self) -> None:
-        """Waits until the server is up and no probe got out; SandboxError with the failed step and the remedy."""
+    def __init__(self, packages: Sequence[str] = ()) -> None:
+        """Waits until the server is up and no probe got out; SandboxError with the failed step and the remedy.
+
+        Args:
+            packages: directories of packages that its jobs may import, beside the standard library.
+        """
         if not sys.platform.startswith("linux"):
             raise SandboxError(f"the sandbox needs Linux (namespaces and seccomp); this is {sys.platform}")
         self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -47,7 +52,7 @@ class ForkServer:
                 cwd="/",
                 start_new_session=True,
             )
-        self._owner = os.getpid()
+        self._owner, self._packages = os.getpid(), list(packages)
         self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner)
         try:
             self.own_uids = bool(self._hello()["own_uids"])
@@ -87,7 +92,8 @@ class ForkServer:
         hello: dict[str, Any] = {}
         with contextlib.suppress(OSError):
             self._control.send(str(_PACKAGE).encode())
-            self._control.send(json.dumps({"trainer": os.getpid(), "backend": "ns"}).encode())
+            wanted = {"trainer": os.getpid(), "backend": "ns", "packages": self._packages}
+            self._control.send(json.dumps(wanted).encode())
             hello = json.loads(self._control.recv(1 << 16) or b"{}")
         if "ready" not in hello:
             what = hello.get("error") or f"the fork server did not start: {self._last_words()}"

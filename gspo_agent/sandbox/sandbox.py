@@ -17,6 +17,7 @@ from gspo_agent.sandbox.inside import data
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.results import CallResult, RunResult
 from gspo_agent.sandbox.session import Session
+from gspo_agent.sandbox.testfile import TestFileResult, converse, pytest_packages
 
 Backend = Literal["auto", "ns"]
 Result = TypeVar("Result", RunResult, CallResult)
@@ -45,6 +46,7 @@ class Sandbox:
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
         self._server: ForkServer | None = None
+        self._testing: ForkServer | None = None
         self._starting = threading.Lock()
         self._closed = False
 
@@ -66,9 +68,20 @@ class Sandbox:
                 self._server = ForkServer()
             return self._server
 
-    def channel(self) -> Channel:
+    def testing_server(self) -> ForkServer:
+        """The fork server for test files, which has pytest; started (again) when there is none."""
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
+        with self._starting:
+            if self._testing is None or not self._testing.alive:
+                if self._testing is not None:
+                    self._testing.close()
+                self._testing = ForkServer(pytest_packages())
+            return self._testing
+
+    def channel(self, *, testing: bool = False) -> Channel:
         """A channel to a new job; JobLost when the server has just died, and the next call starts another one."""
-        server = self.server()
+        server = self.testing_server() if testing else self.server()
         try:
             return Channel(server.spawn())
         except OSError:
@@ -121,18 +134,35 @@ class Sandbox:
         request = {"kind": "call", "function": function, "cls": cls}
         return await self._job(request, code, inputs, limits, _call_result, _LOST_CALL, stop)
 
+    async def test_file(
+        self, code: str, tests: str, *, module: str = "solution", limits: SandboxLimits = _DEFAULT
+    ) -> TestFileResult:
+        """Runs a pytest or unittest file whose `import solution` finds the module `code`, each in a job of its own.
+
+        What the tests know never enters the solution's job. `limits` are those of one test.
+        """
+        async with self.turns:
+            for _ in range(_ATTEMPTS):
+                try:
+                    with self.channel(testing=True) as tester, self.channel(testing=True) as solution:
+                        return await converse(tester, solution, code, tests, module, limits)
+                except JobLost:
+                    pass
+        return TestFileResult.lost()
+
     async def session(self, limits: SandboxLimits = _DEFAULT) -> Session:
         """A persistent interpreter; `limits` hold for each cell, those of disk and processes for all of it."""
         return await Session.open(self, limits)
 
     async def close(self) -> None:
-        """Ends the fork server and every job and session in it."""
+        """Ends the fork servers and every job and session in it."""
         self.close_now()
 
     def close_now(self) -> None:
         self._closed = True
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._testing):
+            if server is not None:
+                server.close()
 
     async def __aenter__(self) -> Self:
         return self

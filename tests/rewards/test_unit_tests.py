@@ -12,7 +12,7 @@ from gspo_agent.sandbox import Sandbox, SandboxLimits
 from rewards.unit_tests import Verdict, judge
 from tests.sandbox import cases, survivors
 
-JUDGED_KINDS = ("stdio", "call")
+JUDGED_KINDS = ("stdio", "call", "testfile")
 TIGHT = SandboxLimits(cpu_s=0.5, wall_s=3.0, memory_bytes=128 << 20)
 FAILURES = {"wrong_answer", "runtime_error", "compile_error", "time_limit", "memory_limit", "output_limit"}
 ECHO = "print(input())"
@@ -28,7 +28,7 @@ async def verdict_of(case: Mapping[str, Any], sandbox: Sandbox) -> Verdict:
     compare = case.get("compare") if case["kind"] == "call" else None  # its two checkers are our one default
     return await judge(
         case["code"],
-        case["tests"],
+        cases.tests_of(case),
         kind=case["kind"],
         entry_point=case.get("fn"),
         cls=case.get("cls"),
@@ -53,9 +53,9 @@ async def test_case_gets_its_verdict(case: dict[str, Any], sandbox: Sandbox, mon
     assert not survivors.alive(left)
 
 
-def test_only_test_files_are_not_judged_yet() -> None:
+def test_every_kind_of_case_is_judged() -> None:
     judged_kinds = {*JUDGED_KINDS, "session"}  # sessions: tests/sandbox/test_session.py
-    assert {case["kind"] for case in cases.load()} - judged_kinds == cases.UNSUPPORTED_KINDS == {"testfile"}
+    assert {case["kind"] for case in cases.load()} == judged_kinds
 
 
 async def test_verdict_counts_and_explains(sandbox: Sandbox) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parents[1] / "cases" / "sandbox.json"
-UNSUPPORTED_KINDS = {"testfile"}
 
 
 def load() -> list[dict[str, Any]]:
@@ -17,6 +16,13 @@ def load() -> list[dict[str, Any]]:
 
 def of_kind(kind: str) -> list[dict[str, Any]]:
     return [case for case in load() if case["kind"] == kind]
+
+
+def tests_of(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """As `rewards.unit_tests.judge` takes them."""
+    if case["kind"] == "testfile":
+        return [{key: case[key] for key in ("test_file", "module", "count") if key in case}]
+    return list(case["tests"])
 
 
 def _generated(value: Any) -> Any:

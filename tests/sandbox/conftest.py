@@ -12,8 +12,9 @@ from tests.sandbox import survivors
 def sandbox() -> Iterator[Sandbox]:
     """One sandbox for all tests; when it is closed, nothing of any job is left."""
     shared = Sandbox()
-    server = shared.server()
+    shared.server()
     yield shared
-    below = survivors.descendants(server.pid)
+    servers = [server for server in (shared._server, shared._testing) if server and server.alive]
+    below = set().union(*(survivors.descendants(server.pid) for server in servers))
     shared.close_now()
     assert not survivors.alive(below)

@@ -36,9 +36,10 @@ class Job(Protocol):
 class Dialogue:
     """The supervisor's side. `answer_all` runs inside the program."""
 
-    def __init__(self, job: Job, answer_all: Callable[[Questions], None]) -> None:
+    def __init__(self, job: Job, answer_all: Callable[[Questions], None], *, shared: bool = True) -> None:
+        """`shared`: standard output and standard error are one."""
         self.limits = job.limits
-        self.streams = Streams(shared=True)
+        self.streams = Streams(shared=shared)
         self.socket, far = socket.socketpair()
         pid = job.start(self.streams, lambda: _answer(answer_all), far)
         far.close()

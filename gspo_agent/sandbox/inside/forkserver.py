@@ -21,7 +21,7 @@ from . import linux, supervisor, warm
 from .namespaces import Namespaces
 from .walls import Walls
 
-_BACKENDS: dict[str, Callable[[], Walls]] = {"ns": Namespaces}
+_BACKENDS: dict[str, Callable[[list[str]], Walls]] = {"ns": Namespaces}
 
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -40,12 +40,14 @@ def main() -> None:
     """The launcher. Descriptor 0 is the control socket; its first packet is the configuration."""
     control = socket.socket(fileno=os.dup(0))
     wanted = json.loads(control.recv(1 << 16))
-    trainer_pid = int(wanted["trainer"])
+    trainer_pid, packages = int(wanted["trainer"]), wanted["packages"]
+    if packages:
+        from . import exchange as exchange  # while its file is in sight
     trainer = os.pidfd_open(trainer_pid)
     if os.getppid() != trainer_pid:
         os._exit(0)  # it died before we could watch it
     try:
-        walls = _BACKENDS[wanted["backend"]]()
+        walls = _BACKENDS[wanted["backend"]](packages)
         server = walls.launch(lambda: _serve(control, walls), lambda error: _report(control, error))
     except OSError as error:
         _report(control, error)
@@ -100,6 +102,8 @@ class _Server:
 
     def serve(self) -> None:
         warm.import_all()
+        if self.walls.packages:
+            warm.import_packages(self.walls.package_path)
         gc.collect()
         gc.freeze()
         waiting = select.poll()

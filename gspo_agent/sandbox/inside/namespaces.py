@@ -20,6 +20,7 @@ from typing import Any
 from . import linux
 from .seccomp import Filter
 
+_PACKAGES = "/packages"
 _NEW_ROOT = "/proc"  # the one directory that exists everywhere and that nothing bound below comes from
 _OUTER = (
     linux.CLONE_NEWNS
@@ -55,9 +56,10 @@ class Identities:
 class Namespaces:
     """The backend `ns`."""
 
-    def __init__(self) -> None:
+    def __init__(self, packages: list[str]) -> None:
         self.identities = choose_identities()
         self.slots = min(self.identities.count - 1, 4096)
+        self.packages, self.package_path = packages, _PACKAGES
         self._filter = Filter()
         self._own_pids = -1
 
@@ -85,7 +87,7 @@ class Namespaces:
         return pid
 
     def _build(self, launcher: socket.socket) -> None:
-        enter_outer()
+        enter_outer(self.packages)
         enter_inner()
         launcher.send(b"?")
         if launcher.recv(1) != b"!":
@@ -222,11 +224,11 @@ def map_identities(pid: int, identities: Identities) -> None:
     _write(f"/proc/{pid}/gid_map", identities.map_line)
 
 
-def enter_outer() -> None:
+def enter_outer(packages: list[str]) -> None:
     """Everything but the user namespace, and the new root directory; to be called by pid 1 of the new pid namespace."""
     linux.unshare(_OUTER)
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    _build_root()
+    _build_root(packages)
     os.chdir(_NEW_ROOT)
     linux.pivot_root(".", ".")  # the old root lies on top of the new one until it is let go
     linux.umount(".")
@@ -261,7 +263,7 @@ def _enter_own_pids() -> None:
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _build_root() -> None:
+def _build_root(packages: list[str]) -> None:
     # Everything is collected before /proc is covered.
     bound, masked = _interpreter()
     linux.mount("tmpfs", _NEW_ROOT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
@@ -270,6 +272,8 @@ def _build_root() -> None:
         _bind(path)
     for path in masked:
         linux.mount("tmpfs", _NEW_ROOT + path, "tmpfs", linux.MS_RDONLY, "mode=0755,size=4k")
+    for path in packages:
+        _bind(path, f"{_PACKAGES}/{os.path.basename(path)}")
     for name in DEVICES:
         _bind(f"/dev/{name}")
     for name, target in {"stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "fd": "fd"}.items():
@@ -308,8 +312,8 @@ def _interpreter() -> tuple[list[str], list[str]]:
     return outermost, sorted(set(masked))
 
 
-def _bind(path: str) -> None:
-    target = _NEW_ROOT + path
+def _bind(path: str, place: str | None = None) -> None:
+    target = _NEW_ROOT + (place or path)
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:

@@ -35,14 +35,14 @@ def serve_session(job: Job) -> None:
             job.enclosure.signal(signal.SIGCONT)
         status = _run_cell(dialogue, blobs[0])
         output = dialogue.streams.take(job.limits["output_bytes"])
-        stopped = dialogue.alive and not _waits_only(job, dialogue.pid)
+        stopped = dialogue.alive and not waits_only(job, dialogue.pid)
         if stopped:
             job.enclosure.signal(signal.SIGSTOP)
         spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
         job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
 
 
-def _waits_only(job: Job, pid: int) -> bool:
+def waits_only(job: Job, pid: int) -> bool:
     """Whether the program, which now waits for its next cell, has one thread and is the only one."""
     one_thread = os.stat(f"/proc/{pid}/task").st_nlink == 3
     return one_thread and len(job.enclosure.processes()) == 1

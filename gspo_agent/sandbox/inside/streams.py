@@ -48,6 +48,14 @@ class Streams:
         os.ftruncate(self.stdout, 0)
         return data
 
+    def drain(self, limit: int) -> list[bytes]:
+        """What was written to standard output and to standard error since the last time."""
+        written = self.read(limit)
+        for fd, data in zip((self.stdout, self.stderr), written, strict=True):
+            if data:
+                os.ftruncate(fd, 0)
+        return written
+
     def close(self) -> None:
         for fd in set(self.fds):
             os.close(fd)

@@ -35,7 +35,8 @@ def supervise(channel: socket.socket, enclosure: Enclosure) -> None:
         request, blobs = frames.receive(channel)
         job = _Job(channel, enclosure, request["limits"])
         enclosure.build(job.limits)
-        {"run": job.run, "call": job.call, "session": job.session}[request["kind"]](request, blobs)
+        serve = {"run": job.run, "call": job.call, "session": job.session, "exchange": job.exchange}[request["kind"]]
+        serve(request, blobs)
     except (HungUp, EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
@@ -126,3 +127,9 @@ class _Job:
     def session(self, request: dict[str, Any], blobs: list[bytes]) -> None:
         """blobs: nothing; every further frame is a cell, and one frame answers it."""
         repl.serve_session(self)
+
+    def exchange(self, request: dict[str, Any], blobs: list[bytes]) -> None:
+        """blobs: nothing; every further frame is a question to the side of a test file that this job is."""
+        from .exchange import serve_exchange  # loaded by the fork servers that have what tests need
+
+        serve_exchange(self, request["side"])

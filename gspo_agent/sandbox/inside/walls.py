@@ -49,6 +49,10 @@ class Walls(Protocol):
 
     slots: int
     """Jobs that can have a user id of their own; 0: they all have the one id there is."""
+    packages: list[str]
+    """Directories and modules that jobs may import beside the standard library, as they were given."""
+    package_path: str
+    """The directory in which jobs find them."""
 
     def launch(self, serve: Callable[[], None], report: Callable[[BaseException], None]) -> int:
         """In the launcher: forks a process that is behind the walls and serves; its id. It ends with the launcher."""

@@ -6,6 +6,8 @@ import is here, so that whoever wants them waits little longer than that.
 
 from __future__ import annotations
 
+import sys
+
 _MODULES = (
     "_sha512 _weakrefset array ast atexit bisect cmath codecs collections contextlib copy dataclasses datetime decimal "
     "enum fractions functools heapq io itertools json linecache math numbers operator re string struct textwrap time "
@@ -16,3 +18,9 @@ _MODULES = (
 def import_all() -> None:
     for name in _MODULES.split():
         __import__(name)
+
+
+def import_packages(directory: str) -> None:
+    """Those that a fork server for test files has beside the standard library."""
+    sys.path.append(directory)
+    import pytest as pytest

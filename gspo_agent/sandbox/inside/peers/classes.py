@@ -1,0 +1,126 @@
+"""What one side tells the other about a class, and the class that stands for it there."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .proxies import Remote, RemoteError, RemoteType
+
+# Looked up on the class by the interpreter, so that a proxy's class has to have them, too.
+_ARITHMETIC = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift"
+OPERATORS = {f"__{prefix}{name}__" for name in _ARITHMETIC.split() for prefix in ("", "r", "i")}
+OPERATORS |= {"__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
+SPECIALS = OPERATORS | {
+    "__abs__", "__bool__", "__call__", "__ceil__", "__complex__", "__delitem__", "__enter__", "__exit__", "__float__",
+    "__floor__", "__format__", "__getitem__", "__hash__", "__index__", "__int__", "__invert__", "__iter__", "__len__",
+    "__neg__", "__next__", "__pos__", "__reversed__", "__round__", "__setitem__", "__trunc__",
+}  # fmt: skip
+_IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset)
+_MUTABLE = (list, dict, set, bytearray)
+_FOREIGN = ("unittest", "doctest")  # the standard library's, but with a meaning for whoever runs tests
+
+
+def by_name(cls: type) -> bool:
+    """Whether both sides have the class as a built-in one."""
+    return vars(builtins).get(cls.__name__) is cls
+
+
+def describe(cls: type, number: int, pack: Callable[[Any], Any]) -> dict[str, Any]:
+    """JSON; `pack` encodes the classes that it is derived from."""
+    failing, kind = issubclass(cls, BaseException), data_kind(cls)
+    specials = [] if failing else [name for name in SPECIALS if _defined(cls, name)]
+    if kind:  # its value crosses: operators work on that
+        specials = [name for name in specials if name not in dir(kind)]
+    bases = [base for base in cls.__bases__ if base in _IMMUTABLE or not by_name(base) or _is_error(base)]
+    return {
+        "number": number,
+        "name": cls.__name__,
+        "module": str(cls.__module__),
+        "bases": [pack(base) for base in bases],
+        "specials": specials,
+        "unhashable": cls.__hash__ is None,
+        "container": issubclass(cls, _MUTABLE),
+        "methods": [] if failing else _methods(cls),
+    }
+
+
+def data_kind(cls: type) -> type | None:
+    """The immutable data type that a class is derived from: its values cross as data that is also a handle."""
+    return next((kind for kind in _IMMUTABLE if issubclass(cls, kind)), None)
+
+
+def _is_error(cls: type) -> bool:
+    return issubclass(cls, BaseException)
+
+
+def _defined(cls: type, name: str) -> bool:
+    owner = next((owner for owner in cls.__mro__ if name in vars(owner)), object)
+    return owner is not object and vars(owner)[name] is not None
+
+
+def _methods(cls: type) -> list[str]:
+    """Names that are plain functions wherever they are looked up: calling them needs no look at the object first."""
+    found: dict[str, bool] = {}
+    for owner in cls.__mro__:
+        for name, value in vars(owner).items():
+            found.setdefault(name, type(value) is types.FunctionType)
+    return [name for name, plain in found.items() if plain and not name.startswith("__")]
+
+
+def mirror(description: dict[str, Any], bases: list[type], peer: Any) -> type:
+    """The class that stands for a described one; exceptions of the standard library stand for themselves."""
+    known = _exception(description["module"], description["name"])
+    if known:
+        return known
+    failing = any(map(_is_error, bases))
+    mixin = RemoteError if failing else Remote
+    namespace = {
+        "__module__": description["module"],
+        "__remote__": (peer, description["number"]),
+        "__remote_methods__": frozenset(description["methods"]),
+        "__remote_container__": bool(description["container"]),
+    }
+    if not failing:
+        namespace |= {name: _forward(name) for name in description["specials"] if name in SPECIALS}
+    if description["unhashable"]:
+        namespace["__hash__"] = None
+    if any(base in _IMMUTABLE for base in bases):
+        namespace |= {"__repr__": Remote.__repr__, "__str__": Remote.__str__}
+    if not any(issubclass(base, mixin) for base in bases):
+        bases = [mixin, *bases] if failing else [*bases, mixin]
+    name = str(description["name"])
+    try:
+        return type.__new__(RemoteType, name, tuple(bases), namespace)
+    except TypeError:  # an order of bases that only its own metaclass allows
+        return type.__new__(RemoteType, name, (mixin, Exception) if failing else (mixin,), namespace)
+
+
+def _exception(module: str, name: str) -> type | None:
+    root = module.partition(".")[0]
+    if root not in sys.stdlib_module_names or root in _FOREIGN:
+        return None
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    operator = name in OPERATORS
+
+    def special(self: Any, *arguments: Any) -> Any:
+        peer, _ = type(self).__remote__
+        if operator and not peer.may_compare(self, arguments):
+            return _refused(self, name, arguments)
+        return peer.ask("special", self, name, arguments)
+
+    special.__name__ = name
+    return special
+
+
+def _refused(proxy: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    if name == "__contains__":  # the other side says what is in it, not whether this is
+        return any(item is arguments[0] or item == arguments[0] for item in proxy)
+    return NotImplemented

@@ -1,0 +1,262 @@
+"""The side of the tests: pytest runs a test file whose `import solution` finds proxies of another program's objects.
+
+This side is trusted, and what it holds of its own is out of the solution's reach: the solution may call functions that
+it was given, and look at public attributes of objects whose classes the test file defines, and that is all.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import json
+import os
+import re
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..dialogue import Questions
+from .classes import SPECIALS
+from .peer import Lost, Peer
+from .proxies import RemoteModule, RemoteType, Unsupported, is_remote
+
+_MODULE, _FILE = "test_file", "test_file.py"
+_RECURSION = 3000  # pytest's own frames are below those of a test
+_OPTIONS = (
+    "-q", "-c", "/dev/null", "--rootdir=.", "--noconftest", "--tb=short", "--strict-markers",
+    "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:junitxml", "-p", "no:pastebin", "-p", "no:stepwise",
+    "-p", "no:legacypath", "-p", "no:doctest",
+)  # fmt: skip
+_ITERATION = ("__iter__", "__next__")
+_TEXT = 4000
+
+
+def run_tests(questions: Questions) -> None:
+    """The first question is the module's name and the test file; the last answer says what came of each test."""
+    opening = questions.next()
+    if opening is None:
+        return
+    import pytest
+
+    pytest.hookimpl(wrapper=True, tryfirst=True)(_Record.pytest_runtest_makereport)
+    head, _, source = opening.partition(b"\n")
+    peer = _Tester(questions, json.loads(head)["module"], source.decode("utf-8", "replace"))
+    record = _Record(peer)
+    with open(_FILE, "wb") as file:
+        file.write(source)
+    sys.setrecursionlimit(_RECURSION)
+    sys.meta_path.insert(0, _Finder(peer))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    pytest.main([*_OPTIONS, _FILE], plugins=[record])
+    questions.answer(json.dumps({"report": record.report()}).encode() + b"\n")
+
+
+class _Tester(Peer):
+    strict = True
+
+    def __init__(self, questions: Questions, module: str, source: str) -> None:
+        super().__init__(self._to_solution, self._from_solution)
+        self.questions, self.module = questions, module
+        self.words = set(re.findall(r"\w+", source))
+        self.item = 0
+        """The test that runs now, counted from 1."""
+        self.lost: str | None = None
+        """The limit that the solution passed, or how else it ended."""
+        self.failed_load: BaseException | None = None
+        self.refused: str | None = None
+        """What the tests did that cannot be done from outside."""
+
+    def _to_solution(self, message: bytes) -> None:
+        if self.lost:
+            raise Lost(f"the solution has ended: {self.lost}")
+        self.questions.answer(json.dumps({"item": self.item}).encode() + b"\n" + message)
+
+    def _from_solution(self) -> bytes:
+        raw = self.questions.next()
+        if raw is None:
+            os._exit(1)
+        head, _, rest = raw.partition(b"\n")
+        said = json.loads(head)
+        out, rest = rest[: said["out"]], rest[said["out"] :]
+        error, body = rest[: said["err"]], rest[said["err"] :]
+        sys.stdout.write(out.decode("utf-8", "replace"))
+        sys.stderr.write(error.decode("utf-8", "replace"))
+        if said["status"] != "ok":
+            self.lost = said["status"]
+            raise Lost(f"the solution has ended: {self.lost}")
+        return body
+
+    def ask(self, operation: str, *arguments: Any) -> Any:
+        try:
+            return super().ask(operation, *arguments)
+        except Lost:
+            self.lost = self.lost or "runtime_error"
+            raise
+
+    def raised(self, error: Any) -> BaseException:
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):
+            return RuntimeError(f"{type(error).__name__} in the solution")
+        return super().raised(error)
+
+    def may_compare(self, proxy: Any, operands: tuple[Any, ...]) -> bool:
+        """An object that was returned where data is expected would say that it is just that."""
+        return type(proxy).__remote_named__ or all(map(is_remote, operands))
+
+    def named(self, name: str, value: Any) -> Any:
+        if isinstance(value, RemoteType) and name in self.words:
+            value.__remote_named__ = True
+        return value
+
+    def unsupported(self, what: str) -> None:
+        self.refused = what
+        raise Unsupported(f"from outside of the solution, tests cannot {what}")
+
+    def load(self) -> Any:
+        """The solution's module; ImportError where it does not load."""
+        try:
+            return self.ask("load")
+        except Lost:
+            raise
+        except BaseException as error:
+            self.failed_load = error
+            raise ImportError(f"the solution does not load: {type(error).__name__}: {error}") from error
+
+    def perform(self, operation: str, *arguments: Any) -> Any:
+        if not self._may(operation, *arguments):
+            raise AttributeError(f"the solution may not do this ({operation}) to an object of the tests")
+        return super().perform(operation, *arguments)
+
+    def _may(self, operation: str, target: Any, name: Any = "", *rest: Any) -> bool:
+        match operation:
+            case "call":
+                return callable(target)
+            case "repr" | "str" | "equal" | "await":
+                return True
+            case "get" | "method":
+                return self._is_public(target, name)
+            case "set" | "delete":
+                return type(target).__module__ == _MODULE and self._is_public(target, name)
+            case "special" if name in _ITERATION and isinstance(target, Iterator):
+                return True
+            case "special":
+                return name in SPECIALS and self._is_open(target)
+            case "item" | "plain" | "copy" | "deepcopy":
+                return self._is_open(target)
+        return False
+
+    def _is_public(self, target: Any, name: Any) -> bool:
+        if not isinstance(name, str) or name.startswith("_"):
+            return False
+        mock = sys.modules.get("unittest.mock")
+        if mock and isinstance(target, mock.NonCallableMock):
+            return not hasattr(type(target), name)  # its methods say how it was called
+        return self._is_open(target)
+
+    def _is_open(self, target: Any) -> bool:
+        """Whether the solution may look into an object of this side: what a test file makes for it."""
+        kind = target if isinstance(target, type) else type(target)
+        unittest = sys.modules.get("unittest")
+        if kind.__name__.startswith("Test") or (unittest and issubclass(kind, unittest.TestCase)):
+            return False
+        return kind.__module__ == _MODULE or kind in (io.StringIO, io.BytesIO)
+
+    def _pack(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType | types.FrameType | types.TracebackType) and not is_remote(value):
+            self.unsupported(f"pass a {type(value).__name__} to the solution")
+        return super()._pack(value)
+
+
+class _Finder:
+    """Finds the solution's module, before anything on the path could."""
+
+    def __init__(self, peer: _Tester) -> None:
+        self.peer = peer
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        return importlib.machinery.ModuleSpec(name, self) if name == self.peer.module else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: Any) -> RemoteModule:
+        return RemoteModule(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        vars(module)["__remote__"] = self.peer.load().__remote__
+
+
+class _Record:
+    """A pytest plugin that keeps what came of each test; it reads no exit status and no output."""
+
+    def __init__(self, peer: _Tester) -> None:
+        self.peer = peer
+        self.items: list[str] = []
+        self.passed: dict[str, set[str]] = {}
+        self.failures: dict[str, dict[str, str]] = {}
+        self.seconds: dict[str, float] = {}
+        self.broken: BaseException | None = None
+        """What the test file itself raised."""
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.items = [item.nodeid for item in session.items]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.peer.item += 1
+
+    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
+        if report.when == "collect" and call.excinfo is not None:
+            error = call.excinfo.value
+            self.broken = self.broken or error.__cause__ or error
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+        report = yield
+        self.note(item.nodeid, call, report)
+        return report
+
+    def note(self, nodeid: str, call: Any, report: Any) -> None:
+        self.seconds[nodeid] = self.seconds.get(nodeid, 0.0) + report.duration
+        if report.outcome == "passed" and not hasattr(report, "wasxfail"):
+            self.passed.setdefault(nodeid, set()).add(report.when)
+        else:
+            self.failures.setdefault(nodeid, self.failure(call.excinfo and call.excinfo.value, report))
+
+    def failure(self, error: BaseException | None, report: Any) -> dict[str, str]:
+        said = {"class": "wrong_answer", "error": "", "text": report.longreprtext[-_TEXT:]}
+        if self.peer.lost and isinstance(error, Lost):
+            return {**said, "class": self.peer.lost}
+        if isinstance(error, Unsupported) or type(error).__name__ == "FixtureLookupError":
+            return {**said, "class": "task_error"}
+        if report.outcome == "skipped" or hasattr(report, "wasxfail"):
+            return {**said, "error": "skipped"}
+        trace = vars(error).get("__remote_trace__") if error is not None else None
+        if trace is not None:
+            return {"class": "runtime_error", "error": type(error).__name__, "text": trace or said["text"]}
+        return said
+
+    def report(self) -> dict[str, Any]:
+        """What the judge outside goes by."""
+        everything = {"setup", "call", "teardown"}
+        failed: Any = self.peer.failed_load
+        load = failed and {
+            "error": type(failed).__name__,
+            "text": vars(failed).get("__remote_trace__", ""),
+            "syntax": isinstance(failed, SyntaxError),
+        }
+        return {
+            "tests": [
+                {"class": "pass"} if self.passed.get(name) == everything and name not in self.failures
+                else self.failures.get(name) or {"class": self.peer.lost or "wrong_answer", "error": "", "text": ""}
+                for name in self.items
+            ],
+            "seconds": [self.seconds.get(name, 0.0) for name in self.items],
+            "lost": self.peer.lost,
+            "refused": self.peer.refused,
+            "load": load,
+            "broken": self.broken and f"{type(self.broken).__name__}: {self.broken}"[:_TEXT],
+            "blamed": self.broken is not None and _is_of_solution(self.broken, self.peer.module),
+        }  # fmt: skip
+
+
+def _is_of_solution(error: BaseException, module: str) -> bool:
+    """Whether what a test file raises when it is imported comes from the solution, or is a name that it lacks."""
+    if "__remote_trace__" in vars(error):
+        return True
+    return isinstance(error, ImportError) and error.name == module

@@ -1,0 +1,107 @@
+"""A test file and the solution that it tests, in two jobs; what one says is passed on to the other.
+
+The tests are trusted and the solution is not. Nothing of the conversation is understood here but its end, which only
+the tests' side can say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from gspo_agent.errors import ConfigError
+from gspo_agent.sandbox.channel import Channel, JobLost
+from gspo_agent.sandbox.limits import SandboxLimits
+
+_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+_TESTER = SandboxLimits(result_bytes=64 << 20)
+_TESTER_CPU_S, _TESTER_WALL_S = 10.0, 30.0  # beside the limits of a test, for pytest itself
+
+
+@dataclass(frozen=True, slots=True)
+class TestFileResult:
+    """What came of a test file."""
+
+    __test__ = False  # not for pytest to collect
+
+    status: str
+    """"ok": the file ran to its end. "task_error": it ended its own process. "infra_error", or the limit that its
+    side passed."""
+    report: dict[str, Any]
+    """As `inside.peers.tests` makes it; empty unless the status is "ok"."""
+    cpu_s: float = 0.0
+    """Of the solution."""
+    wall_s: float = 0.0
+
+    @classmethod
+    def lost(cls) -> Self:
+        return cls("infra_error", {})
+
+
+def pytest_packages() -> list[str]:
+    """The packages of pytest and of what it imports, as they are installed here; ConfigError where it is not."""
+    found = []
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin:
+            origin = Path(spec.origin).resolve()
+            found.append(str(origin.parent if spec.submodule_search_locations else origin))
+        elif name == "pytest":
+            raise ConfigError("test files are run by pytest, which is not installed here: pip install pytest")
+    return found
+
+
+class _Side:
+    """One job; counts what its answers to one test have cost."""
+
+    def __init__(self, channel: Channel, name: str, limits: SandboxLimits) -> None:
+        self.channel, self.name, self.limits = channel, name, limits
+        self.cpu_s = self.wall_s = 0.0
+
+    async def open(self, head: dict[str, Any], text: str) -> tuple[str, list[bytes]]:
+        await self.channel.send({"kind": "exchange", "side": self.name, "limits": self.limits.as_dict()})
+        return await self.ask(json.dumps(head).encode() + b"\n" + text.encode("utf-8", "surrogatepass"))
+
+    async def ask(self, question: bytes) -> tuple[str, list[bytes]]:
+        """A status, and the answer with what was printed to standard output and standard error."""
+        await self.channel.send({}, question)
+        header, blobs = await self.channel.receive(5 * self.limits.wall_s + 60)
+        if header["status"] == "infra_error":
+            raise JobLost
+        self.cpu_s += header["cpu_s"]
+        self.wall_s += header["wall_s"]
+        past = self.cpu_s > self.limits.cpu_s or self.wall_s > self.limits.wall_s
+        return "time_limit" if past else header["status"], blobs
+
+
+async def converse(
+    tester: Channel, solution: Channel, code: str, tests: str, module: str, limits: SandboxLimits
+) -> TestFileResult:
+    """Waits for either side in turn until the tests have reported. JobLost when a job is gone."""
+    started = time.monotonic()
+    cpu_s, wall_s = limits.cpu_s + _TESTER_CPU_S, limits.wall_s + _TESTER_WALL_S
+    ours = _Side(tester, "tests", dataclasses.replace(_TESTER, cpu_s=cpu_s, wall_s=wall_s))
+    theirs = _Side(solution, "solution", limits)
+    ended, _ = await theirs.open({"module": module}, code)
+    status, blobs = await ours.open({"module": module}, tests)
+    item, cpu_s = 0, 0.0
+    while status == "ok":
+        head, _, message = blobs[0].partition(b"\n")
+        said = json.loads(head)
+        if "report" in said:
+            return TestFileResult("ok", said["report"], cpu_s + theirs.cpu_s, time.monotonic() - started)
+        if said["item"] != item:
+            item, cpu_s = said["item"], cpu_s + theirs.cpu_s
+            ours.cpu_s = ours.wall_s = theirs.cpu_s = theirs.wall_s = 0.0
+        answer, out, err = b"", b"", b""
+        if ended == "ok":
+            ended, (answer, out, err) = await theirs.ask(message)
+        heading = {"status": ended, "out": len(out), "err": len(err)}
+        status, blobs = await ours.ask(json.dumps(heading).encode() + b"\n" + out + err + answer)
+    status = "task_error" if status == "runtime_error" else status
+    return TestFileResult(status, {}, cpu_s + theirs.cpu_s, time.monotonic() - started)
