@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gspo_agent.testing.sglang_server.backend import Backend
 from gspo_agent.testing.sglang_server.call import Call, Routes
-from gspo_agent.testing.sglang_server.reply import answer, done, refusal
+from gspo_agent.testing.sglang_server.reply import answer, done, invalid, refusal
 
 PARTS = frozenset({"weights", "kv_cache"})
 NO_SESSION = "{} must run between begin_weight_update() and end_weight_update()"
@@ -66,7 +66,7 @@ class Control:
     async def pause(self, call: Call) -> web.Response:
         mode = call.body.get("mode") or "abort"
         if mode not in ("abort", "retract", "in_place"):
-            return refusal(f"mode: {mode!r} is none of abort, retract, in_place")
+            return invalid(f"mode: {mode!r} is none of abort, retract, in_place")
         gate = self.backend.gate
         async with gate.pausing:
             gate.paused = True
@@ -173,7 +173,7 @@ class Control:
         body = call.body
         missing = [key for key in ("master_address", "master_port", "rank_offset", "world_size") if key not in body]
         if missing:
-            return refusal(f"missing: {missing}")
+            return invalid(f"missing: {missing}")
         group = body.get("group_name", "weight_update_group")
         if group in self.groups:
             return done(False, f"Failed to initialize custom process group: The group name {group} is already in use.")
@@ -248,6 +248,6 @@ class Control:
         content: dict[str, Any] = {
             "success": problem is None,
             "error_message": problem,
-            "loaded_adapters": self.adapters,
+            "loaded_adapters": self.adapters if problem is None else None,
         }
         return answer(content, 200 if problem is None else 400)

@@ -25,6 +25,12 @@ def failure(message: str, status: int) -> web.Response:
     return answer({"object": "error", "message": message, "type": str(status), "param": None, "code": status}, status)
 
 
+def invalid(message: object) -> web.Response:
+    """What a body becomes that is not of the form it has to have."""
+    content = {"object": "error", "message": str(message), "type": "Bad Request", "param": None, "code": 400}
+    return answer(content, 400)
+
+
 def done(success: bool, message: str, **more: Any) -> web.Response:
     """What the calls around weights answer."""
     return answer({"success": success, "message": message, **more}, 200 if success else 400)
@@ -51,12 +57,13 @@ def completion(request: Request, version: str, *, start: int = 0) -> dict[str, A
         meta["output_token_logprobs_length"] = len(logprobs)
     meta["completion_tokens"] = len(request.output_ids)
     if not queued:
-        meta |= {"reasoning_tokens": 0, "cached_tokens": request.cached_tokens, "dp_rank": 0}
+        meta |= {"reasoning_tokens": 0, "cached_tokens": request.cached_tokens, "dp_rank": None}
     if ended:
         meta["weight_versions"] = request.spans()
         meta["weight_version"] = meta["weight_versions"][-1]["version"]
         meta["e2e_latency"] = time.perf_counter() - request.began
-        meta["response_sent_to_client_ts"] = time.time()
+        if not request.stream:
+            meta["response_sent_to_client_ts"] = time.time()
     # In a stream of increments, what ends in the queue repeats its last token.
     begin = max(len(request.output_ids) - 1, 0) if queued and start else start
     return {"output_ids": request.output_ids[begin:], "meta_info": meta}

@@ -19,7 +19,7 @@ from gspo_agent.testing.sglang_server.faults import Fault, Kind
 from gspo_agent.testing.sglang_server.generation import Generation
 from gspo_agent.testing.sglang_server.info import Info
 from gspo_agent.testing.sglang_server.model import Model
-from gspo_agent.testing.sglang_server.reply import failure, refusal
+from gspo_agent.testing.sglang_server.reply import answer, failure, invalid, refusal
 from gspo_agent.testing.sglang_server.scheduler import Scheduler
 from gspo_agent.testing.sglang_server.site import Site
 
@@ -90,7 +90,7 @@ class SGLangServer:
             "skip_tokenizer_init": True,
             "tokenizer_worker_num": 1,
             "incremental_streaming_output": incremental,
-            "enable_lora": lora,
+            "enable_lora": lora or None,
             "weight_version": weight_version,
         }
 
@@ -108,7 +108,8 @@ class SGLangServer:
             control = Control(backend, ranks=ranks, lora=lora)
             info = Info(backend, version=version, health_timeout=health_timeout, args=args)
             generation = Generation(backend, incremental=incremental)
-            return backend, control, generation.routes() | control.routes() | info.routes()
+            routes = generation.routes() | control.routes() | info.routes()
+            return backend, control, routes | {"* /{rest:.*}": self._no_route}
 
         self._life = life
         self._backend, self.control, self._routes = life()
@@ -206,7 +207,7 @@ class SGLangServer:
         try:
             body = orjson.loads(raw) if raw else {}
         except orjson.JSONDecodeError as problem:
-            return refusal(f"invalid JSON: {problem}")
+            return invalid(f"invalid JSON: {problem}")
         self.requests.append(Received(http.path, body, http.headers.copy()))
         faults = [fault for fault in self.faults if fault.meets(http.path, str(body.get("rid") or ""))]
         call = Call(http, body, faults)
@@ -224,8 +225,12 @@ class SGLangServer:
         try:
             response = await handler(call)
         except KeyError as missing:
-            return refusal(f"missing: {missing}")
+            return invalid(f"missing: {missing}")
         return await self._spoil(call, response) if isinstance(response, web.Response) else response
+
+    @staticmethod
+    async def _no_route(call: Call) -> web.Response:
+        return answer({"detail": "Not Found"}, 404)
 
     async def _spoil(self, call: Call, response: web.Response) -> web.StreamResponse:
         """The faults of an answer that is there as a whole."""
