@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from gspo_agent.cold_start import make_model
 from gspo_agent.config import Config
 from gspo_agent.engine.base import Engine
+from gspo_agent.engine.delivery import Transport
 from gspo_agent.engine.local import LocalEngine
 from gspo_agent.engine.model import sizes
 from gspo_agent.engine.sglang import SGLangEngine
@@ -99,5 +100,6 @@ def make_engine(config: Config, model: Path, urls: Sequence[str]) -> Engine:
         pause_mode=engine.pause_mode,
         flush_cache=engine.flush_cache,
         stream=engine.stream,
+        transport=Transport(engine.weights, engine.bucket_mb << 20),
         quota=quota,
     )

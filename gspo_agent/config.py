@@ -73,9 +73,14 @@ class EngineConfig(Section):
     kind: Literal["local", "sglang"] = "local"
     """"local": the model inside this process. "sglang": SGLang servers."""
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+")]] = []
-    """Of the servers, as in ["http://a:30000"], or of routers. They see the run directory under the same path: weights
-    are published through it. None: those of `servers`."""
+    """Of the servers, as in ["http://a:30000"], or of routers. None: those of `servers`."""
     servers: ServersConfig = ServersConfig()
+    weights: Literal["disk", "distributed", "tensor"] = "disk"
+    """How weights reach servers. "disk": through the run directory, which they see under the same path. "distributed":
+    sent by the learner, over NCCL between GPUs, else over gloo. "tensor": handed over by the learner, which is on the
+    same machine."""
+    bucket_mb: Positive = 512
+    """Of weights that are sent or handed over at once; the learner and each server hold as much beside the model."""
     pause_mode: Literal["in_place", "retract", "abort"] = "in_place"
     """What happens to a server's requests while it loads weights. "in_place": they keep what was computed for them.
     "retract": it is computed anew under the new weights. "abort": they end, and are asked for again."""

@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from gspo_agent.assembly import env_factories, find_model, make_engine, open_sou
 from gspo_agent.background import off_loop, rare_collections
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
-from gspo_agent.engine.base import Engine, Sampling, Several, Weights
+from gspo_agent.engine.base import Engine, Sampling, Several
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
 from gspo_agent.errors import CheckpointLost, ConfigError, JournalError
@@ -200,14 +200,18 @@ class Session:
         return learner.step(batch)
 
     async def _publish(self, learner: AnyLearner, step: int, engine: Engine) -> None:
-        """Returns when every later token comes from the learner's weights. Servers load them from the run directory,
-        which keeps those of two steps: who is brought back meanwhile may still read the older ones."""
-        version = weight_version(self.journal.life, step)
-        if self.config.engine.kind == "local":
-            return await publish(await off_loop(learner.weights, version), engine)
+        """Returns when every later token comes from the learner's weights. Servers that load them from disk find them
+        in the run directory, which keeps those of two steps: who is brought back meanwhile may still read the older
+        ones."""
+        weights = await off_loop(learner.weights, weight_version(self.journal.life, step))
+        how = self.config.engine
+        if how.kind == "local":
+            return await publish(weights, engine)
         self.screen.phase("publishing weights")
+        if how.weights != "disk":
+            return await publish(weights, engine)
         path = await off_loop(learner.export, self.run.weights, step)
-        await publish(Weights(version, path, lambda: learner.weights(version).tensors()), engine)
+        await publish(replace(weights, path=path), engine)
         await off_loop(checkpoint.prune, self.run.weights, 2, {path.name})
 
     async def _compare(self, learner: AnyLearner, engine: Engine, chat: Chat) -> None:

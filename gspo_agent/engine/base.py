@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from gspo_agent.trajectory import Segment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Source = Callable[..., Any]
+"""Calls a function of `sender.Sender` with further arguments in the process that has the weights, and blocks meanwhile:
+`source(Sender.outline, version, max_bytes)`."""
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -59,6 +62,8 @@ class Weights:
     """A directory with `config.json` and safetensors, or None where this version was not saved."""
     tensors: Callable[[], Iterable[tuple[str, Tensor]]]
     """Named parameters, as in the model's `state_dict`."""
+    source: Source | None = None
+    """Brings them to servers without a file between, as long as they are there; None where nobody does."""
 
 
 class Engine(Protocol):

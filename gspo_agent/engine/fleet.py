@@ -13,9 +13,10 @@ from typing import Literal, cast
 import aiohttp
 
 from gspo_agent.engine.call import Call
+from gspo_agent.engine.delivery import Delivery
 from gspo_agent.engine.router import Router
 from gspo_agent.engine.worker import Refused, State, Unavailable, Worker
-from gspo_agent.errors import ConfigError, EngineError
+from gspo_agent.errors import ConfigError, EngineError, GspoAgentError
 
 _log = logging.getLogger(__name__)
 PauseMode = Literal["in_place", "retract", "abort"]
@@ -29,8 +30,8 @@ class Target:
     """The weights that all are to have."""
 
     version: str
-    path: str | None
-    """None: nobody knows where they lie; who lacks them stays out."""
+    bring: Delivery | None
+    """None: nobody knows where they are; who lacks them stays out."""
 
 
 class Fleet:
@@ -243,7 +244,7 @@ class Fleet:
             except Refused as refused:  # it is there, and cannot be given the weights
                 self._take_out(worker, str(refused))
                 pause = min(2 * pause, _LAST_SECONDS)
-            except (Unavailable, ConfigError, EngineError) as problem:
+            except (Unavailable, GspoAgentError) as problem:
                 await self._miss(worker, problem)
                 pause = min(self._look_every, _SOON_SECONDS)
 
@@ -271,7 +272,7 @@ class Fleet:
                 return
             if worker.weights != target.version:
                 await self._take_from_traffic(worker, f"it has weights {worker.weights!r}, not {target.version!r}")
-                if target.path is None:
+                if target.bring is None:
                     return
                 await self._give(worker, target)
             elif worker.state is State.OUT:
@@ -331,7 +332,7 @@ class Fleet:
             target = cast(Target, self.target)
             try:
                 async with worker.lock:
-                    if target.path is not None:
+                    if target.bring is not None:
                         await self._give(worker, target)
                     if target is self.target:
                         await self._put_in(worker)
@@ -346,12 +347,12 @@ class Fleet:
         return refusals
 
     async def _give(self, worker: Worker, target: Target) -> None:
-        """Pause, load, verify, go on; what runs there goes on under the new weights."""
-        assert target.path is not None
+        """Pause, bring, verify, go on; what runs there goes on under the new weights."""
+        assert target.bring is not None
         if self.paused and self._pause_mode == "abort":  # would wait forever for requests that are held in place
             await worker.resume()
         await worker.pause(self._pause_mode)
-        await worker.load(target.path, target.version, flush_cache=self._flush_cache and not self.namespaced)
+        await target.bring(worker, flush_cache=self._flush_cache and not self.namespaced)
         if not self.paused:
             await worker.resume()
 

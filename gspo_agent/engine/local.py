@@ -9,6 +9,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from gspo_agent.background import off_loop
 from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.engine.decoder import Decoder, Request
 from gspo_agent.engine.model import load_model
@@ -109,7 +111,9 @@ class LocalEngine:
 
     async def update_weights(self, weights: Weights) -> None:
         """Copies the tensors in between two decoding steps. What does not fit: EngineError, and nothing changed."""
-        await self._command(lambda: self._decoder.update_weights(weights))
+        named = await off_loop(lambda: list(weights.tensors()))  # they may come from another process
+        here = replace(weights, tensors=lambda: named)
+        await self._command(lambda: self._decoder.update_weights(here))
 
     async def close(self) -> None:
         """Ends the thread within one decoding step; whoever still waits gets EngineError."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from gspo_agent.engine.base import Completion, Sampled, Sampling, Weights
 from gspo_agent.engine.call import Call, escaped
+from gspo_agent.engine.delivery import Transport
 from gspo_agent.engine.fleet import Fleet, PauseMode, Target
 from gspo_agent.engine.probe import probe
 from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply
@@ -57,6 +58,7 @@ class SGLangEngine:
         pause_mode: PauseMode = "in_place",
         flush_cache: bool = True,
         stream: bool = False,
+        transport: Transport | None = None,
         quota: Quota | None = None,
         patience: float = 600.0,
         request_seconds: float | None = 1800.0,
@@ -78,6 +80,7 @@ class SGLangEngine:
                 not quite those of its weights.
             stream: Tokens come as they are sampled, from servers that send increments: what one had sent when it died,
                 or was given up, is kept.
+            transport: How weights reach the servers; None: from disk.
             patience: Seconds for which requests and updates wait for a server to be there again.
             request_seconds: Time of one try, pauses not counted; past it the request is tried again.
             abort_seconds: Past them an aborted request ends without what its server may have.
@@ -88,6 +91,7 @@ class SGLangEngine:
         self.name, self.vocab_size, self.turn = name, vocab_size, quota or contextlib.nullcontext()
         self._urls, self._given_version, self._context = list(urls), weight_version, context_tokens
         self._pause_mode, self._flush_cache, self._stream = pause_mode, flush_cache, stream
+        self._transport = transport or Transport()
         self._patience, self._request_seconds, self._abort_seconds = patience, request_seconds, abort_seconds
         self._look_every, self._max_misses = look_every, max_misses
         self._max_tries, self._back_off = max_tries, back_off
@@ -361,16 +365,10 @@ class SGLangEngine:
         await self.fleet.resume()
 
     async def update_weights(self, weights: Weights) -> None:
-        """Every server loads `weights.path`, which all of them have to see, and says so; who does not gets no request
+        """Every server gets the weights as `transport` says, and says that it has them; who does not gets no request
         until it does. EngineError where none did."""
-        if weights.path is None:
-            raise EngineError(
-                f"engine {self.name!r} takes weights from disk, and version {weights.version} was not saved: give "
-                "Weights.path, a directory with config.json and safetensors that every server sees"
-            )
+        delivery = self._transport.delivery(weights)
         async with self._updating:
             self._versions[str(weights.version)] = weights.version
-            # What is no directory here is a name that the servers know, as on a hub.
-            path = weights.path.resolve() if weights.path.exists() else weights.path
-            await self.fleet.update(Target(str(weights.version), str(path)), self._patience)
+            await self.fleet.update(Target(str(weights.version), delivery), self._patience)
             self._weight_version = weights.version

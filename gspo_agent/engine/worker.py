@@ -13,6 +13,7 @@ import orjson
 from gspo_agent.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
+    from gspo_agent.engine.base import Source
     from gspo_agent.engine.call import Call
     from gspo_agent.engine.router import Router
 
@@ -61,6 +62,13 @@ class Worker:
         self.max_prompt = 0
         self.increments = False
         """Whether its streams hold what is new, not all there is again."""
+        self.ranks = 1
+        """Tensor-parallel ranks."""
+        self.replicas = 1
+        """Data-parallel ones, and pipeline stages: of both, transfers know one."""
+        self.cuda = False
+        self.link: tuple[Source, str] | None = None
+        """Its process group with whoever has the weights: there, and its name."""
         self.misses = 0
         """Looks without an answer, one after another."""
         self.calls: set[Call] = set()
@@ -123,6 +131,8 @@ class Worker:
         model = await self.model_info()
         if model.get("is_generation") is False:
             raise ConfigError(f"{self.url} serves {model.get('model_path')!r}, which generates nothing")
+        self.ranks, self.cuda = int(info.get("tp_size") or 1), info.get("device") == "cuda"
+        self.replicas = int(info.get("dp_size") or 1) * int(info.get("pp_size") or 1)
         self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
         self.increments = bool(info.get("incremental_streaming_output"))
         dtype, quantization = info.get("dtype"), info.get("quantization")
@@ -148,20 +158,35 @@ class Worker:
         there, exactly."""
         await self._call("POST", self.url + "/abort_request", orjson.dumps({"rid": rid, "abort_all": False}), seconds=5)
 
-    async def load(self, path: str, version: str, *, flush_cache: bool) -> None:
+    async def load(self, path: str, version: str, *, flush_cache: bool, seconds: float) -> None:
         """Takes the weights from a directory, and sees that it has them. Raises Refused where it hasn't."""
-        answer = await self.post(
-            "/update_weights_from_disk",
-            {
-                "model_path": path,
-                "weight_version": version,
-                "abort_all_requests": False,
-                "flush_cache": flush_cache,
-            },
-            seconds=None,
-        )
+        body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
+        answer = await self.post("/update_weights_from_disk", body, seconds=seconds)
         if not answer.get("success"):
             raise Refused(f"{self.url} did not take weights {version} from {path}: {answer.get('message')}")
+        await self._verify(version)
+
+    async def begin_update(self, version: str) -> None:
+        """What comes until `end_update` are parts of these weights; meanwhile it says that it has neither the old nor
+        the new, for whoever finds it so."""
+        await self.call_weights(f"{version} unfinished")
+        try:
+            await self.post("/begin_weight_update")
+        except Refused:  # what did not come to an end is still open
+            await self.post("/end_weight_update")
+            await self.post("/begin_weight_update")
+
+    async def end_update(self, version: str) -> None:
+        """It has all parts. Raises Refused where it does not say so."""
+        await self.post("/end_weight_update")
+        await self.call_weights(version)
+        await self._verify(version)
+
+    async def call_weights(self, version: str) -> None:
+        """What it has is called so from now on."""
+        await self.post("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+
+    async def _verify(self, version: str) -> None:
         await self.model_info()
         if self.weights != version:
             raise Refused(f"{self.url} reports weights {self.weights!r} after an update to {version!r}")

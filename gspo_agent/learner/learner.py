@@ -7,7 +7,7 @@ restart needs the weights and the optimiser's moments, and nothing else.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
 from pathlib import Path
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
 from gspo_agent.engine.model import load_model
+from gspo_agent.engine.sender import Sender
 from gspo_agent.errors import ConfigError, boundary
 from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import Batch
@@ -65,6 +66,7 @@ class Learner:
         self.optimizer = _adamw(self.model, config)
         self.skipped_updates = 0
         """Optimiser steps left out for a gradient that was not finite, since the run began."""
+        self._sender = Sender(self._named, self.device)
         self._score = Scorer(self.model, temperature)
         self._loss = LOSSES[config.loss.name]
         self._loss_options = config.loss.model_dump(exclude={"name"})
@@ -77,6 +79,7 @@ class Learner:
         step sampled, in the first mini-batch.
         """
         begun = time.process_time()
+        self._sender.forget()
         self._use_threads()
         lr = self._set_lr(batch.step)
         metrics, losses, norms, tallies = dict(batch.metrics), [], [], []
@@ -108,7 +111,12 @@ class Learner:
 
     def weights(self, version: int, path: Path | None = None) -> Weights:
         """The current weights as `version`. The tensors are the learner's own: copy them before the next step."""
-        return Weights(version, path, lambda: self.model.state_dict().items())
+        self._sender.hold(version)
+        return Weights(version, path, self._named, self.send)
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function of `Sender`; see `engine.base.Source`. Possible from another thread during a step."""
+        return function(self._sender, *arguments)
 
     @torch.no_grad()
     def score(self, token_ids: Sequence[int], temperature: float) -> list[float]:
@@ -128,10 +136,14 @@ class Learner:
 
     def restore(self, path: Path, digest: str | None = None) -> int:
         """Goes on from a checkpoint; see `checkpoint.restore`."""
+        self._sender.forget()
         return checkpoint.restore(self, path, digest)
 
     def close(self) -> None:
         """Nothing to end: it lives in this process."""
+
+    def _named(self) -> Iterable[tuple[str, Tensor]]:
+        return self.model.state_dict().items()
 
     def _mini_batches(self, batch: Batch) -> list[Batch]:
         """Trajectories in an order that depends on (seed, step), in `mini_batches` parts as equal as can be; those

@@ -14,17 +14,19 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
+from gspo_agent.engine.sender import Sender
 from gspo_agent.errors import GspoAgentError, LearnerError
 from gspo_agent.learner.batch import Batch
 from gspo_agent.learner.checkpoint import Saved
@@ -78,9 +80,16 @@ class LearnerProcess:
         return self._ask(Learner.restore, path, digest)
 
     def weights(self, version: int, path: Path | None = None) -> Weights:
-        """The current weights as `version`; a copy of their own."""
-        named = self._ask(_parameters)
-        return Weights(version, path, lambda: ((name, torch.from_numpy(array)) for name, array in named))
+        """The current weights as `version`; the tensors are a copy, made when they are asked for."""
+        self._ask(_hold, version)
+        return Weights(version, path, lambda: self._tensors(version), self.send)
+
+    def send(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As `Learner.send`; in the middle of a step it waits for its end."""
+        return self._ask(Learner.send, function, *arguments)
+
+    def _tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        return ((name, torch.from_numpy(array)) for name, array in self.send(_arrays, version))
 
     def close(self) -> None:
         """Ends the process, in the middle of a step if need be."""
@@ -110,10 +119,12 @@ class LearnerProcess:
         return None
 
 
-def _parameters(learner: Learner) -> list[tuple[str, NDArray[Any]]]:
-    """Each parameter once: of tied ones the first name is enough."""
-    named = {tensor.data_ptr(): (name, tensor) for name, tensor in reversed(learner.model.state_dict().items())}
-    return [(name, tensor.detach().cpu().numpy()) for name, tensor in named.values()]
+def _hold(learner: Learner, version: int) -> None:
+    learner.weights(version)
+
+
+def _arrays(sender: Sender, version: int) -> list[tuple[str, NDArray[Any]]]:
+    return [(name, tensor.cpu().numpy()) for name, tensor in sender.named(version)]
 
 
 def serve(descriptor: int) -> None:

@@ -676,7 +676,7 @@ async def test_an_update_that_every_server_refuses_is_an_error_and_nothing_is_sa
 async def test_weights_that_were_not_saved_are_named_with_the_remedy() -> None:
     async with running() as (engine, _):
         with pytest.raises(
-            EngineError, match=r"takes weights from disk, and version 3 was not saved: give Weights\.path"
+            EngineError, match=r"weights come from disk, and version 3 was not saved: give Weights\.path"
         ):
             await engine.update_weights(Weights(3, None, lambda: ()))
 
