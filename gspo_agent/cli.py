@@ -199,6 +199,31 @@ def check(
 
 
 @app.command()
+def judge(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="JSONL, one row a line: `solution`, `tests` (objects of `stdin` and `stdout`, or of `args` and "
+            "`expected`, or the source of a pytest file), maybe `id`, `entry_point`, `cls`, `compare`, `module`, "
+            "`count`, `time_limit`. Or JSON with a list of `cases`.",
+            show_default=False,
+        ),
+    ],
+    backend: Annotated[str, typer.Option(help="How the code is isolated.")] = "auto",
+) -> None:
+    """Judge solutions against their unit tests, isolated: a data set, or what a run wrote.
+
+    One JSON object for each on standard output, as soon as it is judged: `id`, `verdict`, `passed`, `total`, `reason`,
+    `ms`. The count of each verdict comes last, on standard error. Exit status 1 when a row could not be used.
+    """
+    from gspo_agent.entry_points import load_judge
+
+    judge_file = load_judge("unit_tests")
+    unusable = _run(judge_file(file, backend), Interruption(goodbye="stopped; what was judged is printed"))
+    raise typer.Exit(bool(unusable))
+
+
+@app.command()
 def init_env(
     name: Annotated[str, typer.Argument(help="The environment's name, such as `shop`.", show_default=False)],
     directory: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),

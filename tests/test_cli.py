@@ -37,7 +37,8 @@ def test_an_unknown_key_is_one_line_before_anything_is_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "resume", "status", "eval", "rollout", "check", "init-env", "init-model", "audit", "export"]
+    "command",
+    ["train", "resume", "status", "eval", "rollout", "check", "init-env", "init-model", "audit", "export", "judge"],
 )
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])

@@ -12,14 +12,13 @@ import os
 import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import Any, cast
 
 import gymnasium
 
-import gspo_agent
 from gspo_agent.config import EnvConfig
+from gspo_agent.entry_points import ENVS, load_entry_point
 from gspo_agent.env.contract import Env
 from gspo_agent.env.options import accepted, check_names, check_options
 from gspo_agent.env.shared import CLOSE_SECONDS, Shared
@@ -31,7 +30,6 @@ from gspo_agent.messages import Message
 from gspo_agent.quota import Quota
 
 _log = logging.getLogger(__name__)
-GROUP = "gspo_agent.envs"
 LEFTOVERS_SECONDS = 300.0
 _NUM_SEEDS = {"train": 100_000, "test": 10_000}
 _FIRST_SEED = {"train": 0, "test": 1_000_000}
@@ -40,9 +38,9 @@ _FIRST_SEED = {"train": 0, "test": 1_000_000}
 def load_env(id: str) -> Callable[..., Any]:
     """What makes the environment `id`: an entry point of the group gspo_agent.envs, "module:Class", or a registered
     Gymnasium id. Raises ConfigError with the nearest right name."""
-    known = {point.name: point for point in entry_points(group=GROUP)}
+    known = {point.name: point for point in entry_points(group=ENVS)}
     if id in known:
-        return _load_entry_point(known[id])
+        return load_entry_point(known[id])
     module, colon, name = id.partition(":")
     if colon:
         found = _import(module, id)
@@ -56,7 +54,7 @@ def load_env(id: str) -> Callable[..., Any]:
 
 def register_entry_points() -> None:
     """Makes the ids of the group known to gymnasium.make; imports none of them."""
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENVS):
         if point.name not in gymnasium.registry:
             gymnasium.register(point.name, entry_point=point.value)
 
@@ -172,33 +170,6 @@ class _Seeds(Sequence[dict[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         return _Seeds(self._seeds[index]) if isinstance(index, slice) else {"seed": self._seeds[index]}
-
-
-def _load_entry_point(point: EntryPoint) -> Callable[..., Any]:
-    top = point.module.partition(".")[0]
-    try:
-        found = point.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{point.name} is {point.value}: {error}{_stranger(top, point)}") from error
-    if foreign := _stranger(top, point):
-        raise ConfigError(f"{point.name} is {point.value}{foreign}")
-    return cast(Callable[..., Any], found)
-
-
-def _stranger(top: str, point: EntryPoint) -> str:
-    """Says so where `import envs` finds a folder of the user's instead of the one beside this package."""
-    if point.dist is None or point.dist.name.replace("-", "_") != gspo_agent.__name__:
-        return ""
-    home = Path(gspo_agent.__file__).parent.parent
-    module = sys.modules.get(top)
-    places = [Path(place).parent for place in getattr(module, "__path__", [])]
-    if module is None or home in places:
-        return ""
-    where = places[0] / top if places else Path(getattr(module, "__file__", None) or "?")
-    return (
-        f"; but `import {top}` finds {where}, which is not part of gspo_agent ({home / top} is). "
-        f"Start from another directory, or rename that folder"
-    )
 
 
 def _import(module: str, id: str) -> Any:

@@ -1,0 +1,84 @@
+"""`gspo-agent judge`, run as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_agent import entry_points
+from gspo_agent.errors import ConfigError
+from rewards import judging
+
+ROOT = Path(__file__).parents[2]
+ECHO = {"id": "echo", "solution": "print(input())", "tests": [{"stdin": "7", "stdout": "7"}]}
+WRONG = {"id": "wrong", "solution": "print(0)", "tests": [{"stdin": "7", "stdout": "HIDDEN"}]}
+CALL = {"solution": "def add(a, b): return a - b", "entry_point": "add", "tests": [{"args": [7, 1], "expected": 99881}]}
+FILE = {"id": "file", "solution": "def f(): return 1", "tests": "import solution\ndef test(): assert solution.f() == 1"}
+COMMAND = [sys.executable, "-m", "gspo_agent.cli", "judge"]
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def lines(text: str) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in map(json.loads, text.splitlines())}
+
+
+def test_bad_rows_are_named_by_line_and_the_others_are_judged(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "rows.jsonl", ECHO, "{", WRONG, {"solution": "x"}, CALL, FILE, {**FILE, "id": "two", "count": "two"}
+    )
+    finished = subprocess.run([*COMMAND, str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
+    found = lines(finished.stdout)
+    verdicts = {id: row["verdict"] for id, row in found.items()}
+    assert verdicts.pop(f"{file}:5") == "wrong_answer"
+    # A count that is none is a fault of the task: judged, and never a score.
+    assert verdicts == {"echo": "pass", "wrong": "wrong_answer", "file": "pass", "two": "task_error"}
+    assert set(found["echo"]) == {"id", "verdict", "passed", "total", "reason", "ms"}
+    assert found["wrong"]["reason"] == "0 of 1 tests passed; test 1: wrong answer: the output differs at token 1"
+    assert "HIDDEN" not in finished.stdout + finished.stderr
+    assert "99881" not in finished.stdout + finished.stderr
+    assert f"{file}:2: row: is not JSON" in finished.stderr
+    assert f"{file}:4: tests: is neither" in finished.stderr
+    assert finished.stderr.splitlines()[-1].startswith("5 judged, ")
+    assert finished.stderr.splitlines()[-1].endswith("rows that cannot be used 2")
+    assert finished.returncode == 1
+
+
+def test_ctrl_c_leaves_what_was_printed(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", ECHO, {**ECHO, "id": "asleep", "solution": "import time; time.sleep(60)"})
+    with subprocess.Popen([*COMMAND, str(file)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as judge:
+        assert judge.stdout is not None
+        assert json.loads(judge.stdout.readline())["verdict"] == "pass"
+        os.kill(judge.pid, signal.SIGINT)
+        out, error = judge.communicate(timeout=20)
+    assert (judge.returncode, out) == (130, b"")
+    assert b"stopped; what was judged is printed" in error
+
+
+async def test_cases_in_one_json_file_are_judged_and_their_texts_generated_inside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generated = {**ECHO, "id": "made", "tests": [{"stdin": "GEN:'1' * 3", "stdout": "GEN:str(111)"}]}
+    nosy = {**ECHO, "id": "nosy", "tests": [{"stdin": f"GEN:open({str(ROOT / 'README.md')!r}).read()", "stdout": ""}]}
+    file = write(tmp_path / "cases.json", {"cases": [generated, nosy, {"kind": "session", "id": "cells"}]})
+    assert await judging.judge_file(file) == 2
+    said = capsys.readouterr()
+    assert lines(said.out)["made"]["verdict"] == "pass"
+    assert f"{file}[1]: GEN:open(" in said.err
+    assert f"{file}[2]: kind: is 'session'" in said.err
+
+
+def test_judge_that_is_not_installed_is_named_with_the_remedy() -> None:
+    assert entry_points.load_judge("unit_tests") is judging.judge_file
+    with pytest.raises(ConfigError, match=r"no judge 'taste' in the entry points gspo_agent\.judges; install"):
+        entry_points.load_judge("taste")
