@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.math_answer import MAX_ANSWER_CHARS, extract, normalise, verify
-from rewards.math_value import Rejected, read_value
+from rewards.math_answer import MAX_ANSWER_CHARS, extract, verify
+from rewards.math_answer.normal import normalise
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "cases" / "math.json").read_text())["cases"]
-RIGHT_NOW = 0.72
-"""Share of the corpus with the expected verdict; the rest are right answers that are still `undecided`."""
+CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "cases" / "math.json").read_text())["cases"]
 
 
 def text_of(case: dict[str, Any]) -> str:
@@ -34,18 +32,17 @@ def boxed(answer: str, gold: str) -> str:
 @pytest.mark.parametrize("case", [c for c in CASES if not c["expected"]], ids=lambda case: case["id"])
 def test_nothing_wrong_is_accepted(case: dict[str, Any]) -> None:
     for anchors in (True, False):
-        verdict = verify(text_of(case), case["gold"], anchors=anchors)
+        verdict = verify(text_of(case), case["gold"], anchors=anchors, **case.get("opts", {}))
         assert not verdict.correct, verdict
         assert verdict.scored
+        assert verdict.ms < 1000 * case["time_limit_s"]
 
 
-def test_most_of_the_corpus_is_judged_right_and_no_right_answer_is_called_different() -> None:
-    verdicts = [(case, verify(text_of(case), case["gold"])) for case in CASES]
-    right = sum(verdict.correct == case["expected"] for case, verdict in verdicts)
-    assert right / len(CASES) >= RIGHT_NOW
-    missed = {case["id"]: verdict.reason for case, verdict in verdicts if case["expected"] and not verdict.correct}
-    assert set(missed.values()) == {"undecided", "no_answer:no_box", "different:num"}
-    assert [name for name, reason in missed.items() if reason == "different:num"] == ["tolerance-019"]  # asks rel_tol
+@pytest.mark.parametrize("case", [c for c in CASES if c["expected"]], ids=lambda case: case["id"])
+def test_every_right_answer_of_the_corpus_is_accepted(case: dict[str, Any]) -> None:
+    verdict = verify(text_of(case), case["gold"], **case.get("opts", {}))
+    assert verdict.correct, verdict
+    assert verdict.ms < 1000 * case["time_limit_s"]
 
 
 @given(st.fractions(max_denominator=999), st.fractions(max_denominator=999))
@@ -81,22 +78,22 @@ def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
     ("answer", "gold", "reason"),
     [
         ("7 3", "73", "undecided"),  # not glued
-        ("72 = 73", "73", "undecided"),  # every link of a chain
-        ("x=13", "y=13", "undecided"),
+        ("72 = 73", "73", "different:chain"),  # every link of a chain
+        ("x=13", "y=13", "different:name"),
         ("10^12", "1000000000000", "undecided"),  # TeX raises the 1 only
         ("73, 74", "73", "different:type"),
-        ("(4,-7)", "(-7,4)", "different:collection"),
-        ("(2,9)", "[2,9]", "different:collection"),
-        ("(1,234)", "(1,235)", "undecided"),  # a pair, or a number in parentheses
+        ("(4,-7)", "(-7,4)", "different:tuple"),
+        ("(2,9)", "[2,9]", "different:tuple"),
+        ("(1,234)", "1234", "different:type"),  # in brackets a comma makes a pair
         ("12345678901234567891", "12345678901234567890", "different:num"),
         ("9^{9^{9^9}}", "9", "rejected:too_large"),
         ("2^{99999}", "9", "rejected:too_large"),
-        ("99^{4000}", "9", "rejected:too_large"),
+        ("999^{4999}", "9", "rejected:too_large"),
         ("2^3^2", "512", "rejected:tower"),
         ("1" * (MAX_ANSWER_CHARS + 1), "1", "rejected:too_long"),
         ("(" * 41 + "1" + ")" * 41, "1", "rejected:too_deep"),
         ("1\x00", "1", "rejected:control_characters"),
-        ("1/0", "1", "undecided"),
+        ("1/0", "1", "different:undefined"),
         ("5", "1/0", "gold_invalid"),
         ("5", " ", "gold_invalid"),
     ],
@@ -169,12 +166,3 @@ def test_normal_forms_glue_no_digits() -> None:
     assert normalise("7 3") == "7 3"
     assert normalise("10^{1}2") == "10^{1}2"
     assert normalise(r"3 \, + \, x ^ {2}") == "3+x^2"
-
-
-def test_a_value_is_read_whole_or_not_at_all() -> None:
-    assert read_value("1+2*3") == 7
-    assert read_value("-2^2") == -4
-    for text in ("", "1+", "2x", "(1", "1)", "3!", "2(3)", "--9", "1..2", "0^{-1}"):
-        assert read_value(text) is None, text
-    with pytest.raises(Rejected, match="too_many_items"):
-        read_value(",".join(["1"] * 101))

@@ -1,0 +1,28 @@
+"""Letters of a multiple choice."""
+
+from __future__ import annotations
+
+import re
+
+from rewards.math_answer.normal import WORD_END, WORD_START
+
+LETTERS = "ABCDEFGHIJ"
+_WORD = re.compile(r"^(?:the\s*)?(?:option|choice|answer)\s*:?\s*", re.IGNORECASE)
+_LEADING = re.compile(r"\(([A-Za-z])\)|([A-Za-z])(?:[.):]|$)")
+_BETWEEN = re.compile(r"[,;/&()\s]|and", re.IGNORECASE)
+
+
+def chosen(normal: str, letters: str, multi: bool) -> frozenset[str] | None:
+    """The letters that an answer chooses; None where that is not plain: a hedge, or no letter at all."""
+    text = re.sub(r"\s+", " ", normal.replace(WORD_START, " ").replace(WORD_END, " "))
+    text = _WORD.sub("", re.sub(r"(?<=\() | (?=[).:])", "", text).strip())
+    if multi:
+        found = _BETWEEN.sub("", text).upper()
+        return frozenset(found) if found and set(found) <= set(letters) and len(set(found)) == len(found) else None
+    match = _LEADING.match(text)
+    if not match:
+        return None
+    letter, rest = (match[1] or match[2]).upper(), text[match.end() :]
+    others = re.search(rf"(?<![A-Za-z])[{re.escape(letters)}](?![A-Za-z])", rest)
+    hedged = others or re.search(r"(?<![A-Za-z])(?:or|and|not|maybe|either)(?![A-Za-z])", rest, re.IGNORECASE)
+    return None if hedged or letter not in letters else frozenset(letter)

@@ -1,0 +1,397 @@
+"""A parser of scalar expressions. Nothing is ever executed; what has two readings is unread."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rewards.math_answer.extraction import MAX_DEPTH
+from rewards.math_answer.nodes import BIG_OPERATORS, Node
+from rewards.math_answer.outcomes import Rejected, Unread
+from rewards.math_answer.tokens import Token
+from rewards.math_answer.units import words
+
+_END = Token("end", "")
+_MAX_SIGNS = 4
+_STARTS = words("frac sqrt surd binom pi lfloor lceil")
+_INVERSE = {name: "arc" + name for name in ("sin", "cos", "tan", "cot", "sec", "csc")}
+_MANY = words("gcd lcm max min")
+
+
+def parse(tokens: list[Token]) -> Node:
+    """The whole of `tokens` as one scalar expression. Raises Unread or Rejected."""
+    parser = _Parser(list(tokens))
+    node = parser.sum()
+    if parser.peek() is not _END:
+        raise Unread
+    return node
+
+
+class _Parser:
+    """sum := product (("+" | "-" | "±") product)*; product := power (("*" | "/" | nothing) power)*;
+    power := postfix ["^" exponent]; postfix := atom ["!" | "°"]."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens, self.position, self.depth = tokens, 0, 0
+
+    def peek(self, ahead: int = 0) -> Token:
+        index = self.position + ahead
+        return self.tokens[index] if index < len(self.tokens) else _END
+
+    def next(self) -> Token:
+        token = self.peek()
+        self.position += 1
+        return token
+
+    def sees(self, *texts: str) -> bool:
+        token = self.peek()
+        return token.kind in ("op", "cmd") and token.text in texts
+
+    def take(self, text: str) -> None:
+        if not self.sees(text):
+            raise Unread
+        self.position += 1
+
+    def sum(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Rejected("too_deep")
+        terms = [self.signed()]
+        while self.sees("+", "-", "pm", "mp"):
+            sign = self.next().text
+            term = self.signed()
+            terms.append(term if sign == "+" else ("-", term) if sign == "-" else ("pm", sign, term))
+        self.depth -= 1
+        return terms[0] if len(terms) == 1 else ("+", tuple(terms))
+
+    def signed(self) -> Node:
+        signs = []
+        while self.sees("+", "-", "pm", "mp"):
+            signs.append(self.next().text)
+            if len(signs) > _MAX_SIGNS:
+                raise Rejected("too_many_signs")
+        node = self.product()
+        for sign in reversed(signs):
+            node = node if sign == "+" else ("-", node) if sign == "-" else ("pm", sign, node)
+        return node
+
+    def product(self) -> Node:
+        factors, over = [self.power()], False
+        while True:
+            if self.sees("*"):
+                self.position += 1
+                factors.append(self.signed_power())
+                over = False
+            elif self.sees("/"):
+                self.position += 1
+                factors = [("/", _times(factors), self.signed_power())]
+                over = True
+            elif self.sees("bmod"):
+                self.position += 1
+                factors = [("mod", _times(factors), self.power())]
+            elif self.starts_factor():
+                if over:  # 1/2x: the half of x, or one over 2x
+                    raise Unread
+                self.refuse_application(factors[-1])
+                factors.append(self.power())
+            else:
+                return _times(factors)
+
+    def signed_power(self) -> Node:
+        if self.sees("-"):
+            self.position += 1
+            return ("-", self.power())
+        return self.power()
+
+    def starts_factor(self) -> bool:
+        token = self.peek()
+        if token.kind in ("let", "fn"):
+            return True
+        return token.kind in ("op", "cmd") and (token.text in ("(", "{") or token.text in _STARTS)
+
+    def refuse_application(self, factor: Node) -> None:
+        """f(x) is no product; nor is 2{3}."""
+        if factor[0] == "var" and factor[1] in ("f", "g", "h") and self.sees("("):
+            raise Unread
+        if factor[0] == "num" and self.sees("{"):
+            raise Unread
+
+    def power(self) -> Node:
+        base = self.postfix()
+        if self.sees("^"):
+            if self.peek(1).text == "circ" or (self.peek(1).text == "{" and self.peek(2).text == "circ"):
+                self.degree()
+                return ("deg", base)
+            self.position += 1
+            base = ("^", base, self.exponent())
+        elif self.sees("**"):
+            self.position += 1
+            base = ("^", base, self.signed_postfix())
+        if self.sees("^", "**"):
+            raise Rejected("tower")
+        return ("deg", base) if self.sees("circ") and self.next() else base
+
+    def degree(self) -> None:
+        braced = self.peek(1).text == "{"
+        self.position += 4 if braced else 2
+        if braced and self.peek(-1).text != "}":
+            raise Unread
+
+    def exponent(self) -> Node:
+        if self.sees("{"):
+            return self.braced()
+        if self.sees("("):
+            return self.enclosed("(", ")")
+        if self.sees("-"):
+            self.position += 1
+            return ("-", self.exponent())
+        token = self.peek()
+        if token.kind == "num":
+            if len(token.text) != 1:  # TeX raises one character only: 10^12 is 10^1 2
+                raise Unread
+            self.position += 1
+            return ("num", token.value)
+        if token.kind == "let" or self.sees("frac", "pi"):
+            return self.atom()
+        raise Unread
+
+    def signed_postfix(self) -> Node:
+        if self.sees("-"):
+            self.position += 1
+            return ("-", self.postfix())
+        return self.postfix()
+
+    def postfix(self) -> Node:
+        node = self.atom()
+        if self.sees("!"):
+            self.position += 1
+            if self.sees("!"):
+                raise Unread  # a double factorial
+            node = ("!", node)
+        return node
+
+    def atom(self) -> Node:
+        token = self.next()
+        if token.kind == "num":
+            return self.number(token)
+        if token.kind == "let":
+            return self.letter(token)
+        if token.kind == "fn":
+            return self.function(token.text)
+        if token.kind in ("op", "cmd"):
+            self.position -= 1
+            return self.bracketed(token.text)
+        raise Unread
+
+    def number(self, token: Token) -> Node:
+        assert token.value is not None
+        after = self.peek()
+        if after.kind == "num":
+            return self.plain_mixed(token)
+        if self.sees("_") or (token.text == "repeating" and self.sees("{")):
+            raise Unread
+        if self.sees("frac") and token.text.isdigit():
+            saved = self.position
+            part = self.bracketed("frac")
+            if part[1][0] == part[2][0] == "num":
+                return _mixed(token, part[1][1], part[2][1])
+            self.position = saved
+        return ("num", token.value)
+
+    def plain_mixed(self, whole: Token) -> Node:
+        """2 3/5."""
+        top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
+        digits = whole.text.isdigit() and top.text.isdigit() and bottom.text.isdigit()
+        if not (digits and top.spaced and slash.text == "/" and bottom.kind == "num"):
+            raise Unread
+        self.position += 3
+        if self.sees("/", "^", "!", "_"):
+            raise Unread
+        return _mixed(whole, Fraction(top.text), Fraction(bottom.text))
+
+    def letter(self, token: Token) -> Node:
+        name = token.text
+        if self.sees("_"):
+            name += "_" + self.subscript()
+        elif name in ("e", "i"):
+            return ("const", name)
+        if self.sees("'"):
+            raise Unread
+        return ("var", name)
+
+    def subscript(self) -> str:
+        """The text of a subscript, which is a part of a name."""
+        self.take("_")
+        if not self.sees("{"):
+            token = self.next()
+            if token.kind not in ("num", "let", "word") or (token.kind == "num" and len(token.text) > 1):
+                raise Unread
+            return token.text
+        self.position += 1
+        parts = []
+        while not self.sees("}"):
+            token = self.next()
+            if token.kind not in ("num", "let", "word") and token.text not in ("+", "-", ","):
+                raise Unread
+            parts.append(token.text)
+        self.position += 1
+        return "".join(parts)
+
+    def bracketed(self, text: str) -> Node:
+        if text == "(":
+            return self.enclosed("(", ")")
+        if text == "{":
+            return self.braced()
+        if text == "|":
+            return ("|", self.enclosed("|", "|"))
+        if text in ("lfloor", "lceil"):
+            return ("fn", text[1:], (self.enclosed(text, "r" + text[1:]),))
+        self.position += 1
+        if text == "frac":
+            return ("/", self.argument(), self.argument())
+        if text == "binom":
+            return ("binom", self.argument(), self.argument())
+        if text == "pi":
+            return ("const", "pi")
+        if text == "sqrt":
+            return self.root()
+        if text == "surd":
+            return ("root", ("num", Fraction(2)), self.atom())
+        if text in BIG_OPERATORS:
+            return self.big_operator(text)
+        raise Unread
+
+    def enclosed(self, opening: str, closing: str) -> Node:
+        self.take(opening)
+        node = self.sum()
+        self.take(closing)
+        return node
+
+    def braced(self) -> Node:
+        """{...}, also {7 \\over 12}."""
+        self.take("{")
+        node = self.sum()
+        if self.sees("over"):
+            self.position += 1
+            node = ("/", node, self.sum())
+        self.take("}")
+        return node
+
+    def root(self) -> Node:
+        degree: Node = ("num", Fraction(2))
+        if self.sees("["):
+            degree = self.enclosed("[", "]")
+        return ("root", degree, self.enclosed("(", ")") if self.sees("(") else self.argument())
+
+    def argument(self) -> Node:
+        """{...}, or one character: \\frac12 is one half."""
+        if self.sees("{"):
+            return self.braced()
+        token = self.next()
+        if token.kind == "num" and token.text.isdigit():
+            if len(token.text) > 1:
+                self.position -= 1
+                self.tokens[self.position] = Token("num", token.text[1:], False, Fraction(token.text[1:]))
+            return ("num", Fraction(token.text[0]))
+        if token.kind == "let":
+            return ("const", token.text) if token.text in ("e", "i") else ("var", token.text)
+        if token.text == "pi" and token.kind == "cmd":
+            return ("const", "pi")
+        raise Unread
+
+    def function(self, name: str) -> Node:
+        power: Node | None = None
+        base: Node | None = None
+        if self.sees("_"):
+            if name != "log":
+                raise Unread
+            self.position += 1
+            base = self.argument_once()
+        if self.sees("^"):
+            self.position += 1
+            power = self.exponent()
+            if power == ("-", ("num", Fraction(1))):
+                name, power = _INVERSE.get(name, ""), None
+            elif power[0] == "-" or not name:
+                raise Unread
+        args = self.many() if name in _MANY else (self.function_argument(),)
+        if not name:
+            raise Unread
+        node = ("log", base, args[0]) if base is not None else ("fn", name, args)
+        return node if power is None else ("^", node, power)
+
+    def argument_once(self) -> Node:
+        """A subscript with a value: one character or a group; \\log_23 is unread."""
+        if self.peek().kind == "num" and len(self.peek().text) > 1:
+            raise Unread
+        return self.argument()
+
+    def many(self) -> tuple[Node, ...]:
+        self.take("(")
+        found = [self.sum()]
+        while self.sees(","):
+            self.position += 1
+            found.append(self.sum())
+        self.take(")")
+        return tuple(found)
+
+    def function_argument(self) -> Node:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Rejected("too_deep")
+        if self.sees("("):
+            node = self.enclosed("(", ")")
+        elif self.sees("{"):
+            node = self.braced()
+        elif self.sees("|"):
+            node = self.bracketed("|")
+        else:
+            node = self.juxtaposed()
+        self.depth -= 1
+        return node
+
+    def juxtaposed(self) -> Node:
+        """What belongs to a function without brackets: 2x of \\sin 2x \\cos x."""
+        if self.peek().kind == "fn":
+            return self.power()
+        factors = [self.power()]
+        while self.peek().kind == "let" or self.sees("pi", "frac", "sqrt", "surd"):
+            factors.append(self.power())
+        if self.sees("(", "{", "/"):
+            raise Unread  # \sin x(1+x), \ln x/2
+        return _times(factors)
+
+    def big_operator(self, name: str) -> Node:
+        """Read for those who can work it out; nothing here can."""
+        self.take("_")
+        self.take("{")
+        variable = self.next()
+        if variable.kind != "let":
+            raise Unread
+        self.take("=")
+        low = self.sum()
+        self.take("}")
+        self.take("^")
+        high = self.upper_limit()
+        return (name, variable.text, low, high, self.product())
+
+    def upper_limit(self) -> Node:
+        if self.sees("infty") and self.next():
+            return ("inf", 1)
+        if self.sees("{") and self.peek(1).text == "infty" and self.peek(2).text == "}":
+            self.position += 3
+            return ("inf", 1)
+        return self.exponent()
+
+
+def _times(factors: list[Node]) -> Node:
+    return factors[0] if len(factors) == 1 else ("*", tuple(factors))
+
+
+def _mixed(whole: Token, top: Fraction, bottom: Fraction) -> Node:
+    """Two and three fifths; what cannot be a mixed number is not read, because it might be a product."""
+    value = whole.value
+    proper = value and value.denominator == 1 and top.denominator == bottom.denominator == 1 and 0 < top < bottom
+    if not proper:
+        raise Unread
+    assert value is not None
+    return ("num", value + top / bottom)

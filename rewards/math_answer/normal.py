@@ -1,0 +1,137 @@
+"""Caps, and one spelling for what is written in many ways."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from rewards.math_answer.extraction import MAX_DEPTH
+from rewards.math_answer.outcomes import Rejected
+from rewards.math_answer.units import words
+
+MAX_ANSWER_CHARS = 1000
+MAX_DIGITS = 2000
+WORD_START, WORD_END = "\ue000", "\ue001"
+r"""Around every word that stood in `\text{...}`: private characters, which an answer itself may not hold."""
+_DOLLAR = "\ue002"
+FUNCTIONS = words(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
+    "ln log lg exp gcd lcm max min"
+)
+
+
+def normal_form(answer: str) -> str:
+    """The normal form of an answer that is within the caps. Raises Rejected."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        raise Rejected("too_long")
+    if answer.isascii() and answer.isalnum():
+        return answer
+    if sum(letter.isdigit() for letter in answer) > MAX_DIGITS:
+        raise Rejected("too_many_digits")
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Co", "Cn") and letter not in "\n\t\r" for letter in answer):
+        raise Rejected("control_characters")
+    depth = deepest = 0
+    for letter in answer:
+        depth += (letter in "{([") - (letter in "})]")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise Rejected("too_deep")
+    return normalise(answer)
+
+
+_LETTERS = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "－": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+        "∙": r"\cdot ", "÷": r"\div ", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ",
+        "∩": r"\cap ", "√": r"\surd ", "∛": r"\sqrt[3]", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ",
+        "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
+        "°": r"\degree ",
+        "≈": r"\approx ", "∖": r"\setminus ", "∠": r"\angle ", "…": r"\ldots ", "⋯": r"\ldots ", "€": r"\euro ",
+        "£": r"\pounds ", "¥": r"\yen ", "（": "(", "）": ")", "，": ", ", "、": ", ", "．": ".", "％": r"\%",
+        "＝": "=",
+        "＋": "+", "／": "/", "：": ":", "［": "[", "］": "]", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}",
+        "⅔": r"\frac{2}{3}",
+        "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅙": r"\frac{1}{6}", "⅛": r"\frac{1}{8}",
+        "\u200b": None, "\u200c": None, "\u200d": None, "\u2060": None, "\ufeff": None, "\u00ad": None,
+        "\u200e": None, "\u200f": None,
+    }
+)  # fmt: skip
+_SUPERSCRIPT = re.compile("[⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹ⁿˣ]+")
+_RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹ⁿˣ", "+-0123456789nx")
+_SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙₓ]+")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙₓ", "0123456789nx")
+_SPACING = re.compile(r"\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|\s")
+_STYLE = re.compile(
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|LARGE|huge|Huge|small|normalsize"
+    r"|bf|rm|it|limits|nolimits|strut)(?![A-Za-z])|\\(?:color|textcolor)\s*\{\s*[a-zA-Z0-9!]*\s*\}"
+)
+_WRAPPER = re.compile(
+    r"\\(text|textbf|textit|textrm|textsf|texttt|mbox|hbox|textnormal|underline|emph|mathrm|mathbf|mathit|mathsf|operatorname\*?"
+    r"|boldsymbol|bm|mathord|ensuremath|phantom)\s*\{([^{}]*)\}"
+)
+_WORDS = ("text", "mbox", "hbox", "emph", "underline")
+_PIECE = re.compile(rf"{WORD_START}[^{WORD_END}]*{WORD_END}|(\\?)([^\W\d_]+(?:['’-][^\W\d_]+)*)|.", re.DOTALL)
+_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_BINOMIAL = re.compile(r"\\[dt]binom(?![A-Za-z])")
+_LABEL = re.compile(
+    rf"^[{WORD_START}]?(?:the )?(?:final )?answer[{WORD_END}]?\s*(?:is(?![a-z])\s*:?|:)\s*", re.IGNORECASE
+)
+
+
+def normalise(answer: str) -> str:
+    """One spelling, without changing the value and without gluing digits."""
+    if not answer.isascii():
+        answer = answer.translate(_LETTERS)
+        answer = _SUPERSCRIPT.sub(lambda found: "^{" + found[0].translate(_RAISED) + "}", answer)
+        answer = _SUBSCRIPT.sub(lambda found: "_{" + found[0].translate(_LOWERED) + "}", answer)
+        answer = unicodedata.normalize("NFKC", answer)
+        answer = "".join(str(unicodedata.decimal(letter, letter)) for letter in answer)
+    answer = answer.replace("{,}", ",").replace(r"\textdollar", r"\$").replace(r"\$", _DOLLAR)
+    # \\[2pt] ends a row; it is no opening of a display.
+    answer = re.sub(r"\\\\\s*\[[^\]]*pt\]", r"\\\\ ", answer)
+    answer = re.sub(r"\$|(?<!\\)\\[()\[\]]", " ", answer).replace(_DOLLAR, r"\$")
+    answer = re.sub(r"\\!", "", answer)
+    answer = _STYLE.sub(" ", answer)
+    answer = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", answer)
+    for _ in range(4):
+        unwrapped = _WRAPPER.sub(_unwrap, answer)
+        if unwrapped == answer:
+            break
+        answer = unwrapped
+    answer = _SPACING.sub(_space, answer)
+    answer = _BINOMIAL.sub(r"\\binom", _FRACTION.sub(r"\\frac", answer))
+    answer = re.sub(r"\s+", " ", answer).strip()
+    answer = _LABEL.sub("", answer).rstrip(".。").strip()
+    # A space matters between two letters or digits ("7 3" is not 73) and behind a comma ("48, 750" is a list).
+    answer = re.sub(r"(?<![A-Za-z0-9,]) | (?![A-Za-z0-9])|(?<=,) (?![^ ])", "", answer)
+    return re.sub(r"([\^_])\{([A-Za-z0-9])\}(?![A-Za-z0-9])", r"\1\2", answer)
+
+
+def _space(found: re.Match[str]) -> str:
+    # "\\," is a row end and a comma, not a space.
+    return found[0] if found.start() and found.string[found.start() - 1] == "\\" and len(found[0]) > 1 else " "
+
+
+def _unwrap(found: re.Match[str]) -> str:
+    command, content = found[1], found[2]
+    if command == "phantom":
+        return " "
+    prose = command.startswith(_WORDS)
+
+    def mark(piece: re.Match[str]) -> str:
+        backslash, run = piece[1], piece[2]
+        if run is None or backslash:
+            return piece[0]
+        if run in FUNCTIONS and not prose:
+            return rf"\{run} "
+        return run if len(run) == 1 and not prose else f"{WORD_START}{run}{WORD_END}"
+
+    return " " + _PIECE.sub(mark, content) + " "
+
+
+def same_text(answer: str, gold: str) -> bool:
+    """Whether two normal forms are the same but for spaces that carry no meaning."""
+    if answer == gold:
+        return True
+    squeezed = answer.replace(", ", ",")
+    return squeezed == gold.replace(", ", ",") and not re.search(r"\d,\d{3}(?!\d)", squeezed)

@@ -1,0 +1,329 @@
+"""Normal forms read as values, completely or not at all."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rewards.math_answer import expression, relations
+from rewards.math_answer.normal import WORD_END, WORD_START
+from rewards.math_answer.outcomes import Rejected, Unread
+from rewards.math_answer.tokens import Token, tokenise
+from rewards.math_answer.units import scale_of, unit_of, words
+from rewards.math_answer.values import (
+    LINE,
+    MAX_ITEMS,
+    Based,
+    Infinity,
+    Matrix,
+    Ordered,
+    Piece,
+    Ratio,
+    RealSet,
+    Scalar,
+    Symbol,
+    Text,
+    Unordered,
+    Value,
+)
+
+_BASED = re.compile(
+    rf"\(?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?_(?:(\d)|\{{\(?{WORD_START}?(\d+|[a-z]+){WORD_END}?\)?\}}|{WORD_START}([a-z]+){WORD_END})"
+)
+_BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
+_BASES = {name: base for base, name in enumerate(_BASE_NAMES.split(), 2)} | {"sixteen": 16}
+_ARTICLES = words("a an the")
+_REAL_LINE = frozenset({"all real numbers", "all reals", "all real", "real numbers", "reals"})
+_OPENING = ("(", "[", r"\{", "{", "lfloor", "lceil", "langle")
+_CLOSING = (")", "]", r"\}", "}", "rfloor", "rceil", "rangle")
+_MATRICES = ("matrix", "pmatrix", "bmatrix", "smallmatrix", "array")
+
+
+def read(normal: str) -> Value:
+    """The value of a normal form. Raises Unread or Rejected."""
+    if based := _based(normal):
+        return based
+    return read_tokens(tokenise(normal))
+
+
+def _based(normal: str) -> Based | None:
+    match = _BASED.fullmatch(normal)
+    if not match:
+        return None
+    name = match[2] or match[3] or match[4]
+    base = int(name) if name.isdigit() and len(name) < 3 else _BASES.get(name, 0)
+    digits = match[1].upper().lstrip("0") or "0"
+    if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in digits if digit != "."):
+        raise Unread
+    return Based(digits, base)
+
+
+def read_tokens(tokens: list[Token]) -> Value:
+    if not tokens:
+        raise Unread
+    if text := _text(tokens):
+        return text
+    items, joined = _listed(tokens)
+    if len(items) > 1:
+        return relations.joined([read_tokens(item) for item in items], joined)
+    if any(token.text in relations.SIGNS and token.kind in ("op", "cmd") for token in tokens):
+        relation = relations.read_relation(tokens, read_tokens)
+        if relation is not None:
+            return relation
+    tokens = _unbraced(tokens)
+    return (
+        _union(tokens) or _enclosed(tokens) or _symbol(tokens) or _ratio(tokens) or _matrix(tokens) or _scalar(tokens)
+    )
+
+
+def depths(tokens: list[Token]) -> list[int]:
+    """How many brackets are open before each token; a half-open interval closes what another bracket opened."""
+    found, depth = [], 0
+    for token in tokens:
+        closes = token.kind in ("op", "cmd") and token.text in _CLOSING
+        opens = token.kind in ("op", "cmd") and token.text in _OPENING
+        if closes or token.kind == "end":
+            depth -= 1
+        found.append(depth)
+        if opens or token.kind == "begin":
+            depth += 1
+        if depth < 0:
+            raise Unread
+    if depth:
+        raise Unread
+    return found
+
+
+def split(tokens: list[Token], *texts: str) -> tuple[list[list[Token]], list[str]]:
+    """Cut at the operators outside all brackets; (parts, the operators between them)."""
+    parts: list[list[Token]] = [[]]
+    signs = []
+    for token, depth in zip(tokens, depths(tokens), strict=True):
+        text = token.text.casefold() if token.kind == "word" else token.text
+        splits = text in ("and", "or") if token.kind == "word" else token.kind in ("op", "cmd")
+        if depth == 0 and splits and text in texts:
+            parts.append([])
+            signs.append(text)
+        else:
+            parts[-1].append(token)
+    return parts, signs
+
+
+# Lists
+
+
+def _listed(tokens: list[Token]) -> tuple[list[list[Token]], str]:
+    """The items of a list without brackets, and the word that joins them: "and", "or" or ","."""
+    parts, signs = split(tokens, ",", ";", "and", "or")
+    if len(parts) == 1:
+        return parts, ""
+    words = {sign for sign in signs if sign not in (",", ";")}
+    if len(words) > 1 or ";" in signs:
+        raise Unread
+    # "a, b, and c" has an empty item between the comma and the word.
+    items = [part for index, part in enumerate(parts) if part or index != len(parts) - 2]
+    if not all(items):
+        raise Unread
+    if len(items) > MAX_ITEMS:
+        raise Rejected("too_many_items")
+    return items, words.pop() if words else ","
+
+
+def _unbraced(tokens: list[Token]) -> list[Token]:
+    """Without braces, which only group, around the whole."""
+    while len(tokens) > 2 and tokens[0].text == "{" and tokens[-1].text == "}" and depths(tokens)[1:].count(0) == 1:
+        inner = tokens[1:-1]
+        if any(token.text == "over" for token in inner):
+            break
+        tokens = inner
+    return tokens
+
+
+def _enclosed(tokens: list[Token]) -> Value | None:
+    """A tuple, an interval or a set: one pair of brackets around the whole, and a comma in it."""
+    first, last = tokens[0].text, tokens[-1].text
+    if first not in ("(", "[", r"\{", "langle") or last not in (")", "]", r"\}", "rangle"):
+        return None
+    if len(tokens) < 2 or depths(tokens)[1:].count(0) != 1:
+        return None
+    inner = tokens[1:-1]
+    if first == r"\{" or last == r"\}":
+        if first + last != r"\{\}":
+            raise Unread
+        return Unordered(tuple(map(read_tokens, _commas(inner))), braced=True) if inner else Symbol("emptyset")
+    if not inner:
+        raise Unread
+    items = _commas(inner)
+    if len(items) == 1:
+        if first + last != "()":
+            raise Unread
+        return read_tokens(inner)
+    if ("langle" in (first, last)) and first + last != "langlerangle":
+        raise Unread
+    return Ordered(first + last if first != "langle" else "<>", tuple(map(read_tokens, items)))
+
+
+def _commas(tokens: list[Token]) -> list[list[Token]]:
+    items, _ = split(tokens, ",")
+    if len(items) > MAX_ITEMS:
+        raise Rejected("too_many_items")
+    if any(token.text in ("and", "or", "mid", ":", ";", "colon") for token in tokens) or not all(items):
+        raise Unread
+    return items
+
+
+# Sets of real numbers
+
+
+def _union(tokens: list[Token]) -> Value | None:
+    parts, signs = split(tokens, "cup", "setminus")
+    if len(parts) == 1:
+        return None
+    pieces: list[Piece] = []
+    without: list[Scalar] = []
+    for part, sign in zip(parts, ["cup", *signs], strict=True):
+        value = read_tokens(part)
+        if sign == "setminus":
+            if not (isinstance(value, Unordered) and value.braced) or part is not parts[-1]:
+                raise Unread
+            without += [item for item in value.items if isinstance(item, Scalar)]
+            if len(without) != len(value.items):
+                raise Unread
+        else:
+            pieces += relations.pieces_of(value)
+    return RealSet(tuple(pieces), tuple(without))
+
+
+def _symbol(tokens: list[Token]) -> Value | None:
+    if len(tokens) == 2 and tokens[1].text == "infty" and tokens[0].text in ("+", "-"):
+        return Infinity(1 if tokens[0].text == "+" else -1)
+    if len(tokens) > 1 or tokens[0].kind not in ("cmd", "op"):
+        return None
+    name = tokens[0].text
+    if name == "infty":
+        return Infinity(1)
+    if name == "reals":
+        return LINE
+    return Symbol(name) if name in ("emptyset", "...") else None
+
+
+# Ratios, matrices
+
+
+def _ratio(tokens: list[Token]) -> Ratio | None:
+    parts, _ = split(tokens, ":")
+    if len(parts) == 1:
+        return None
+    values = [read_tokens(part) for part in parts]
+    if not all(isinstance(value, Scalar) and not value.unit and not value.percent for value in values):
+        raise Unread
+    return Ratio(tuple(value for value in values if isinstance(value, Scalar)))
+
+
+def _matrix(tokens: list[Token]) -> Matrix | None:
+    at = next((index for index, token in enumerate(tokens) if token.kind == "begin"), None)
+    if at is None:
+        return None
+    name, last = tokens[at].text, tokens[-1]
+    if name not in _MATRICES or last.kind != "end" or last.text != name:
+        raise Unread
+    inner = tokens[at + 1 : -1]
+    if any(token.kind in ("begin", "end") for token in inner):
+        raise Unread
+    if name == "array" and inner and inner[0].text == "{":
+        inner = inner[next(i for i, token in enumerate(inner) if token.text == "}") + 1 :]
+    rows, _ = split(inner, r"\\")
+    if len(rows) > 1 and not rows[-1]:
+        rows.pop()
+    cells = [split(row, "&")[0] for row in rows]
+    if len({len(row) for row in cells}) != 1 or sum(map(len, cells)) > MAX_ITEMS:
+        raise Unread
+    factor = tokens[:at]
+    if factor and factor[-1].text == "*":
+        factor = factor[:-1]
+    scale = None
+    if factor:
+        scale = ("-", ("num", Fraction(1))) if [token.text for token in factor] == ["-"] else expression.parse(factor)
+    return Matrix(tuple(tuple(read_tokens(cell) for cell in row) for row in cells), scale)
+
+
+# Scalars and texts
+
+
+def _scalar(tokens: list[Token]) -> Value:
+    bare = tokens[0].text if len(tokens) == 1 and tokens[0].text.isdigit() else ""
+    tokens, money = _without_money(tokens)
+    tokens, unit, percent, factor = _without_unit(tokens)
+    if money and unit not in (None, money):
+        raise Unread
+    node = expression.parse(tokens)
+    if factor != 1:
+        node = ("*", (node, ("num", factor)))
+    unit = money or unit
+    if unit is None and node[0] == "deg":
+        node, unit = node[1], "degree"
+    elif unit is None and node[0] == "-" and node[1][0] == "deg":
+        node, unit = ("-", node[1][1]), "degree"
+    return relations.expanded(Scalar(node, unit, percent, bare))
+
+
+def _without_money(tokens: list[Token]) -> tuple[list[Token], str | None]:
+    """$18.50, -$75, $-75, 18.50$."""
+    at = [index for index, token in enumerate(tokens) if token.kind == "money"]
+    if not at:
+        return tokens, None
+    if len(at) > 1 or at[0] not in (0, len(tokens) - 1, *([1] if tokens[0].text in ("-", "+") else [])):
+        raise Unread
+    return tokens[: at[0]] + tokens[at[0] + 1 :], tokens[at[0]].text
+
+
+def _without_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool, Fraction]:
+    """(the number, its unit, whether it is a percentage, the factor of a word such as "million")."""
+    if tokens and tokens[-1].text == "%" and tokens[-1].kind == "op":
+        return tokens[:-1], None, True, Fraction(1)
+    start = next((index for index, token in enumerate(tokens) if token.kind == "word"), len(tokens))
+    if start == len(tokens):
+        return tokens, None, False, Fraction(1)
+    words = _unit_words(tokens[start:])
+    if [word.casefold() for word in words] in (["percent"], ["per", "cent"], ["percentage"], ["pct"]):
+        return tokens[:start], None, True, Fraction(1)
+    factor, words = scale_of(words)
+    unit = unit_of(words) if words else None
+    if words and unit is None:
+        raise Unread
+    return tokens[:start], unit, False, factor
+
+
+def _unit_words(tokens: list[Token]) -> list[str]:
+    words: list[str] = []
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
+        if token.kind == "word" or token.text in ("/", "*") or (token.kind == "let" and words):
+            if token.text != "*":
+                words.append(token.text)
+        elif token.text == "^" and words and rest:
+            if rest[0].text == "{" and len(rest) > 2 and rest[2].text == "}":
+                rest = [rest[1], *rest[3:]]
+            power = rest.pop(0)
+            if power.text not in ("2", "3"):
+                raise Unread
+            words[-1:] = ["square" if power.text == "2" else "cubic", words[-1]]
+        else:
+            raise Unread
+    return words
+
+
+def _text(tokens: list[Token]) -> Value | None:
+    """Words only. A single letter of them is a variable, so that \\text{C} is C."""
+    if not any(token.kind == "word" for token in tokens):
+        return None
+    if not all(token.kind == "word" or token.kind == "let" or token.text in ("'", "-") for token in tokens):
+        return None
+    if any(token.kind == "word" and token.text.casefold() in ("and", "or") for token in tokens):
+        return None
+    words = [token.text.casefold() if len(token.text) > 1 else token.text for token in tokens]
+    words = [word for index, word in enumerate(words) if word not in _ARTICLES or len(words) == 1 or index]
+    if len(words) == 1 and len(words[0]) == 1 and words[0].isascii() and words[0].isalpha():
+        return Scalar(("const", words[0]) if words[0] in "ei" else ("var", words[0]))
+    return LINE if " ".join(words) in _REAL_LINE else Text(tuple(words))

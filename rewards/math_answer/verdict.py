@@ -1,0 +1,186 @@
+"""The verdict on one answer."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from rewards.math_answer.choice import LETTERS, chosen
+from rewards.math_answer.comparison import Comparison
+from rewards.math_answer.evaluation import settled
+from rewards.math_answer.extraction import WINDOW, extract, find_boxes, last_boxes
+from rewards.math_answer.nodes import variables
+from rewards.math_answer.normal import normal_form, same_text
+from rewards.math_answer.outcomes import NoAnswer, Rejected, Undecided, Undefined, Unread
+from rewards.math_answer.reading import read
+from rewards.math_answer.values import Assignment, Ordered, Scalar, Unordered, Value
+
+_SHOWN = 200
+_UNSCORED = ("gold_invalid", "worker_died")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One verdict. `reason` is for records: it may tell about the gold answer, so the model never reads it."""
+
+    correct: bool
+    reason: str
+    """`equal:*`, `different:*`, `no_answer:*`, `rejected:*`, `undecided`, `timeout`, `worker_died`, `gold_invalid`."""
+    extracted: str | None
+    """The answer as it was found, at most 200 characters."""
+    path: str
+    """What decided: "extraction", "caps", "text", "fraction", "parser", "sympy" or "none"."""
+    ms: float
+
+    @property
+    def scored(self) -> bool:
+        """False where nothing was learned about the answer: never to be read as reward 0."""
+        return self.reason not in _UNSCORED
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a task may ask for beyond exact equality."""
+
+    anchors: bool = True
+    answer_type: str | None = None
+    choices: str = LETTERS
+    multi: bool = False
+    rel_tol: float = 0.0
+    decimals: bool = False
+
+
+def verify(
+    text: str,
+    gold: str,
+    *,
+    anchors: bool = True,
+    answer_type: str | None = None,
+    choices: str = LETTERS,
+    multi: bool = False,
+    rel_tol: float = 0.0,
+    decimals: bool = False,
+) -> Verdict:
+    r"""Judges the last answer of one assistant message: exactly, in this thread, within milliseconds.
+
+    Args:
+        text: Only the final message: no tool output, no earlier turns.
+        gold: The right answer, with or without dollar signs or a box around it.
+        anchors: Whether "The answer is ..." counts where there is no box; training should say no.
+        answer_type: "choice" for the letter of a multiple choice.
+        choices: The letters that there are.
+        multi: Whether several letters are asked for.
+        rel_tol: How far a number may be from the gold one, as a share of it.
+        decimals: Whether a number is right that is the gold one when rounded to its decimals.
+
+    >>> verify(r"so \boxed{\frac{1}{2}}", "0.5").correct
+    True
+    """
+    options = Options(anchors, answer_type, choices, multi, rel_tol, decimals)
+    started = time.perf_counter()
+    answer: str | None = None
+    try:
+        wanted = _gold(gold)
+    except (NoAnswer, Rejected):
+        correct, reason, path = False, "gold_invalid", "none"
+    else:
+        try:
+            answer = extract(text, anchors=anchors)
+            correct, reason, path = judge(normal_form(answer), wanted, options)
+        except NoAnswer as problem:
+            correct, reason, path = False, f"no_answer:{problem}", "extraction"
+        except Rejected as problem:
+            correct, reason, path = False, f"rejected:{problem}", "caps"
+    shown = None if answer is None else answer[:_SHOWN]
+    return Verdict(correct, reason, shown, path, 1000 * (time.perf_counter() - started))
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    normal: str
+    value: Value | None
+    """None where it is not read: then only its own text is equal to it."""
+
+
+@lru_cache(maxsize=4096)
+def _gold(gold: str) -> Gold:
+    """A gold answer, read once. Raises NoAnswer or Rejected where no answer could ever be equal to it."""
+    boxes = find_boxes(gold[:WINDOW])
+    if boxes:
+        gold = last_boxes(gold, boxes)
+    elif "####" in gold:
+        gold = gold.rpartition("####")[2]
+    normal = normal_form(gold.strip())
+    if not normal:
+        raise NoAnswer("gold")
+    try:
+        value = read(normal)
+    except (Unread, Rejected):
+        return Gold(normal, None)
+    if _undefined(value):
+        raise NoAnswer("gold")
+    return Gold(normal, value)
+
+
+def _undefined(value: Value) -> bool:
+    if isinstance(value, Assignment):
+        return _undefined(value.value)
+    if isinstance(value, Ordered | Unordered):
+        return any(map(_undefined, value.items))
+    if not isinstance(value, Scalar) or variables(value.node):
+        return False
+    try:
+        settled(value.node, {}, Fraction(7))
+    except Undefined:
+        return True
+    except (Undecided, Rejected):
+        return False
+    return False
+
+
+_WHOLE = re.compile(r"-?\d+")
+
+
+def judge(answer: str, gold: Gold, options: Options, comparison: Comparison | None = None) -> tuple[bool, str, str]:
+    """(correct, reason, path) of a normal form. Raises Rejected where a value is too large to be worked out."""
+    if not answer:
+        return False, "no_answer:empty", "extraction"
+    if options.answer_type == "choice":
+        return _judge_choice(answer, gold.normal, options)
+    if same_text(answer, gold.normal):
+        return True, "equal:text", "text"
+    if not (options.rel_tol or options.decimals) and _WHOLE.fullmatch(answer) and _WHOLE.fullmatch(gold.normal):
+        same = int(answer) == int(gold.normal)
+        return same, "equal:num" if same else "different:num", "fraction"
+    if gold.value is None:
+        return False, "undecided", "none"
+    comparison = comparison or Comparison(_fraction(options.rel_tol), _half_a_unit(gold.normal, options.decimals))
+    try:
+        same, kind = comparison.same(read(answer), gold.value)
+    except (Unread, Undecided):
+        return False, "undecided", "none"
+    except Undefined:
+        return False, "different:undefined", "parser"
+    return same, f"{'equal' if same else 'different'}:{kind}", "fraction" if comparison.exact else "parser"
+
+
+def _judge_choice(answer: str, gold: str, options: Options) -> tuple[bool, str, str]:
+    given = chosen(answer, options.choices, options.multi)
+    wanted = chosen(gold, options.choices, options.multi)
+    if wanted is None:
+        return False, "gold_invalid", "none"
+    same = given == wanted
+    return same, "equal:choice" if same else "different:choice", "text"
+
+
+def _fraction(tolerance: float) -> Fraction:
+    return Fraction(str(tolerance))
+
+
+def _half_a_unit(gold: str, decimals: bool) -> Fraction:
+    """Half of the last decimal of a gold answer."""
+    match = re.search(r"\d\.(\d+)", gold) if decimals else None
+    return Fraction(1, 2 * 10 ** len(match[1])) if match else Fraction(0)
