@@ -231,7 +231,7 @@ class Judge:
             self.counts["twins compared"] += 1
             self.counts["twins that differ by a tie"] += distance.tie
             if not distance.same and not (distance.tie and subject.scenario.engine == "local"):
-                self.losses.append(f"{episode.trajectory.id} differs from its uncut twin")
+                self.losses.append(f"{episode.trajectory.id} differs from its uncut twin: {distance.where}")
         await engine.close()
 
 

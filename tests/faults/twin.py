@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gspo_agent.trajectory import Trajectory
 from tests.faults.world import WORLDS
 
 _SAME_LOGPROB = 1e-3
+_VIEWED = ("rewards", "messages", "status", "stop_reason", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Distance:
     same: bool
     tie: bool
     """Only the ids of sampled tokens differ, after a common beginning: what rounding may do to a local engine."""
+    where: str = ""
+    """The first thing that differs, ours and the twin's."""
 
 
 async def play(
@@ -64,7 +68,11 @@ def compare(journaled: Trajectory, twin: Trajectory) -> Distance:
     ours, theirs = _view(journaled), _view(twin)
     if ours[1:] == theirs[1:] and _rows_agree(ours[0], theirs[0], exact=True):
         return Distance(True, False)
-    return Distance(False, _rows_agree(ours[0], theirs[0], exact=False))
+    pairs = zip(_VIEWED, ours[1:], theirs[1:], strict=True)
+    what, one, other = next((pair for pair in pairs if pair[1] != pair[2]), ("tokens", "", ""))
+    if what == "messages":
+        one, other = next(pair for pair in zip_longest(one, other) if pair[0] != pair[1])
+    return Distance(False, _rows_agree(ours[0], theirs[0], exact=False), f"{what} {one!r:.400} and {other!r:.400}")
 
 
 def _view(trajectory: Trajectory) -> Any:
