@@ -9,14 +9,20 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox import probe
 from gspo_agent.sandbox.inside import frames
+from gspo_agent.sandbox.probe import NotIsolated
+from gspo_agent.sandbox.settings import Backend, SandboxSettings
+
+PREFERRED: tuple[Backend, ...] = ("ns", "landlock")
 
 _PACKAGE = Path(__file__).parent
 # The directory goes through the socket: an argument or a variable could be read by the jobs.
@@ -28,23 +34,26 @@ _FLAGS = ("-s", "-S", "-P", "-X", "utf8", "-X", "int_max_str_digits=0")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 _START_S = 30.0
 _SEND_S = 10.0
+_STOP_MS = 10_000  # files that many jobs left may take a while to remove
 
 
 class ForkServer:
     """A running fork server; it and everything in it ends with this process, with `close`, or with this object."""
 
-    def __init__(self, packages: Sequence[str] = ()) -> None:
-        """Waits until the server is up and no probe got out; SandboxError with the failed step and the remedy.
+    def __init__(self, settings: SandboxSettings, packages: Sequence[str] = ()) -> None:
+        """Waits until the server is up and no probe got out; NotIsolated with the failed step and the remedy.
 
         Args:
+            settings: name one backend; `choose` knows what "auto" means.
             packages: directories of packages that its jobs may import, beside the standard library.
         """
+        self.backend = settings.backend
         if not sys.platform.startswith("linux"):
             raise SandboxError(f"the sandbox needs Linux (namespaces and seccomp); this is {sys.platform}")
         self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self._process = subprocess.Popen(
-                [os.path.realpath(sys.executable), *_FLAGS, "-c", _BOOT],
+                [settings.interpreter, *_FLAGS, "-c", _BOOT],
                 stdin=far.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -55,8 +64,10 @@ class ForkServer:
         self._owner, self._packages = os.getpid(), list(packages)
         self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner)
         try:
-            self.own_uids = bool(self._hello()["own_uids"])
-            self._probe()
+            hello = self._hello()
+            self.own_uids = bool(hello["own_uids"])
+            if self.backend != "unsafe":
+                self._probe(hello["canary"])
         except BaseException:
             self.close()
             raise
@@ -92,12 +103,17 @@ class ForkServer:
         hello: dict[str, Any] = {}
         with contextlib.suppress(OSError):
             self._control.send(str(_PACKAGE).encode())
-            wanted = {"trainer": os.getpid(), "backend": "ns", "packages": self._packages}
+            wanted = {
+                "trainer": os.getpid(),
+                "backend": self.backend,
+                "packages": self._packages,
+                "scratch": tempfile.gettempdir(),
+            }
             self._control.send(json.dumps(wanted).encode())
             hello = json.loads(self._control.recv(1 << 16) or b"{}")
         if "ready" not in hello:
             what = hello.get("error") or f"the fork server did not start: {self._last_words()}"
-            raise SandboxError(f"no isolation on this machine: {what}. {probe.remedy()}")
+            raise NotIsolated(self.backend, what, hello.get("remedy"))
         assert self._process.stderr is not None
         self._process.stderr.close()
         return hello
@@ -108,16 +124,33 @@ class ForkServer:
         lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"no answer within {_START_S:g} s"
 
-    def _probe(self) -> None:
-        code, stdin, limits = probe.program()
+    def _probe(self, canary: str | None) -> None:
+        code, stdin, limits = probe.program(canary)
         with self.spawn() as channel:
             channel.settimeout(_START_S)
             channel.sendall(frames.pack({"kind": "run", "limits": limits.as_dict()}, code, stdin))
             try:
                 header, blobs = frames.receive(channel)
             except (OSError, EOFError) as error:
-                raise SandboxError(f"the first job was lost ({error or 'closed channel'}). {probe.remedy()}") from None
-        probe.judge(header, *blobs)
+                raise NotIsolated(self.backend, f"the first job was lost ({error or 'closed channel'})") from None
+        probe.judge(self.backend, header, *blobs)
+
+
+def choose(settings: SandboxSettings, packages: Sequence[str] = ()) -> ForkServer:
+    """The server of the named backend, or of the first that holds here; SandboxError names what failed of each."""
+    if settings.backend != "auto":
+        return ForkServer(settings, packages)
+    refused: list[NotIsolated] = []
+    for backend in PREFERRED:
+        try:
+            return ForkServer(replace(settings, backend=backend), packages)
+        except NotIsolated as error:
+            refused.append(error)
+    raise NotIsolated(
+        " or ".join(error.backend for error in refused),
+        "; ".join(f"{error.backend}: {error.what}" for error in refused),
+        "; or ".join(f"for {error.backend}: {error.remedy}" for error in refused),
+    )
 
 
 def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
@@ -132,7 +165,7 @@ def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) 
         handle = os.pidfd_open(process.pid)
         ended = select.poll()
         ended.register(handle, select.POLLIN)
-        ended.poll(2000)
+        ended.poll(_STOP_MS)
     if handle is not None:
         os.close(handle)
     process.kill()

@@ -24,12 +24,21 @@ _SWITCHES = {  # file: (value that forbids, remedy)
 }
 
 
-def program() -> tuple[bytes, bytes, SandboxLimits]:
+class NotIsolated(SandboxError):
+    """A backend that does not hold here: which one, what failed, and what would help."""
+
+    def __init__(self, backend: str, what: str, help: str | None = None) -> None:
+        self.backend, self.what, self.remedy = backend, what, help or remedy()
+        said = f"no isolation on this machine by {backend}: {what}. Nothing will be run here."
+        super().__init__(f"{said} Remedy: {self.remedy}.")
+
+
+def program(canary: str | None = None) -> tuple[bytes, bytes, SandboxLimits]:
     """A job that tries to get out: its code, its standard input and its limits."""
     secrets = [__file__, "/etc/shadow", "/etc/hostname"]
     for directory in (os.getcwd(), os.path.expanduser("~"), sysconfig.get_path("purelib")):
         secrets += _entries(directory)
-    stdin = json.dumps(secrets).encode()
+    stdin = json.dumps({"secrets": secrets, "canary": canary}).encode()
     return _ESCAPES.read_bytes(), stdin, SandboxLimits(cpu_s=10, wall_s=30)
 
 
@@ -43,14 +52,14 @@ def _entries(directory: str) -> list[str]:
     return [path for path in paths if not needed.startswith(path) and path.strip("/") not in _OWN_NAMES]
 
 
-def judge(header: dict[str, Any], stdout: bytes = b"", stderr: bytes = b"") -> None:
-    """SandboxError when anything got out, or when the probes could not run."""
+def judge(backend: str, header: dict[str, Any], stdout: bytes = b"", stderr: bytes = b"") -> None:
+    """NotIsolated when anything got out, or when the probes could not run."""
     if header["status"] != "ok":
         said = stderr.decode(errors="replace").strip().splitlines() or [str(header.get("reason", header["status"]))]
-        raise SandboxError(f"the isolation probes could not run: {said[-1]}. {remedy()}")
+        raise NotIsolated(backend, f"the probes could not run: {said[-1]}")
     breaches = json.loads(stdout)
     if breaches:
-        raise SandboxError(f"not isolated: {'; '.join(breaches)}. Nothing will be run here. {remedy()}")
+        raise NotIsolated(backend, "; ".join(breaches))
 
 
 def remedy() -> str:
@@ -61,9 +70,9 @@ def remedy() -> str:
         except OSError:
             continue
         if value == forbids:
-            return f"Remedy: {advice}."
+            return advice
     return (
-        "Remedy: run as root or allow user namespaces (Linux 5.12 or newer); in Docker start the container with "
+        "run as root or allow user namespaces (Linux 5.12 or newer); in Docker start the container with "
         "--security-opt seccomp=PROFILE that allows unshare, mount, setns and pivot_root, and with "
         "--security-opt systempaths=unconfined; in Kubernetes use an unconfined seccomp profile and procMount: Unmasked"
     )

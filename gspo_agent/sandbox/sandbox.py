@@ -8,18 +8,19 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self, TypeVar
+from dataclasses import replace
+from typing import Any, Self, TypeVar
 
-from gspo_agent.errors import ConfigError, SandboxError
+from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox.channel import Channel, JobLost
-from gspo_agent.sandbox.forkserver import ForkServer
+from gspo_agent.sandbox.forkserver import ForkServer, choose
 from gspo_agent.sandbox.inside import data
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.results import CallResult, RunResult
 from gspo_agent.sandbox.session import Session
+from gspo_agent.sandbox.settings import Backend, SandboxSettings
 from gspo_agent.sandbox.testfile import TestFileResult, converse, pytest_packages
 
-Backend = Literal["auto", "ns"]
 Result = TypeVar("Result", RunResult, CallResult)
 _DEFAULT = SandboxLimits()
 _ATTEMPTS = 2
@@ -38,10 +39,12 @@ class Sandbox:
         result = await sandbox.run("print(input()[::-1])", stdin="abc")
     """
 
-    def __init__(self, backend: Backend = "auto", *, max_running: int | None = None) -> None:
-        """Starts nothing; the first job does. `max_running`: jobs at once, None: two per processor."""
-        if backend not in ("auto", "ns"):
-            raise ConfigError(f"unknown sandbox backend {backend!r}; known are 'auto' and 'ns'")
+    def __init__(self, backend: Backend = "auto", *, python: str | None = None, max_running: int | None = None) -> None:
+        """Starts nothing; the first job does. `max_running`: jobs at once, None: two per processor.
+
+        `backend`, `python`: see SandboxSettings. What was chosen stays chosen: no later server is weaker.
+        """
+        self._settings = SandboxSettings(backend, python)
         self._max_running = max_running or 2 * len(os.sched_getaffinity(0))
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
@@ -51,9 +54,11 @@ class Sandbox:
         self._closed = False
 
     @classmethod
-    async def open(cls, backend: Backend = "auto", *, max_running: int | None = None) -> Self:
+    async def open(
+        cls, backend: Backend = "auto", *, python: str | None = None, max_running: int | None = None
+    ) -> Self:
         """A sandbox whose isolation has been proven; SandboxError names the failed probe and the remedy."""
-        sandbox = cls(backend, max_running=max_running)
+        sandbox = cls(backend, python=python, max_running=max_running)
         sandbox.server()
         return sandbox
 
@@ -65,7 +70,7 @@ class Sandbox:
             if self._server is None or not self._server.alive:
                 if self._server is not None:
                     self._server.close()
-                self._server = ForkServer()
+                self._server = self._start()
             return self._server
 
     def testing_server(self) -> ForkServer:
@@ -76,8 +81,13 @@ class Sandbox:
             if self._testing is None or not self._testing.alive:
                 if self._testing is not None:
                     self._testing.close()
-                self._testing = ForkServer(pytest_packages())
+                self._testing = self._start(pytest_packages())
             return self._testing
+
+    def _start(self, packages: Sequence[str] = ()) -> ForkServer:
+        server = choose(self._settings, packages)
+        self._settings = replace(self._settings, backend=server.backend)
+        return server
 
     def channel(self, *, testing: bool = False) -> Channel:
         """A channel to a new job; JobLost when the server has just died, and the next call starts another one."""

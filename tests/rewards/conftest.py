@@ -1,3 +1,3 @@
-from tests.sandbox.conftest import sandbox
+from tests.sandbox.conftest import contained, sandbox
 
-__all__ = ["sandbox"]
+__all__ = ["contained", "sandbox"]

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox import Sandbox
 from gspo_agent.sandbox.forkserver import ForkServer
-from tests.sandbox import survivors
+from gspo_agent.sandbox.settings import SandboxSettings
+from tests.sandbox import confinement, survivors
 
 DAEMON = """
 import os, time
@@ -34,18 +36,6 @@ async def main():
     await sandbox.run("import time; time.sleep(60)")
 
 asyncio.run(main())
-"""
-# A process that may make no namespace and mount nothing, as in a container's default confinement.
-REFUSED = """
-from gspo_agent.errors import SandboxError
-from gspo_agent.sandbox import Sandbox
-from gspo_agent.sandbox.inside.seccomp import Filter
-
-Filter().install()
-try:
-    Sandbox().server()
-except SandboxError as error:
-    print(error)
 """
 
 
@@ -79,7 +69,7 @@ def test_killed_trainer_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_end_of_any_part_of_the_server_is_the_end_of_all(depth: int) -> None:
-    server = ForkServer()
+    server = ForkServer(SandboxSettings("ns"))
     channel = server.spawn()
     time.sleep(0.1)
     below = survivors.descendants(server.pid)
@@ -94,17 +84,28 @@ def test_end_of_any_part_of_the_server_is_the_end_of_all(depth: int) -> None:
     server.close()
 
 
-def test_machine_without_namespaces_is_refused_with_the_step_and_the_remedy() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", REFUSED], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    assert "no isolation on this machine" in said
-    assert "unshare" in said
-    assert "Remedy:" in said
+def test_machine_without_any_isolation_is_refused_with_the_steps_and_the_remedies(tmp_path: Path) -> None:
+    python = confinement.wrapped("old", tmp_path)
+    if python is None:
+        pytest.skip("no interpreter that every user may run")
+    said = (
+        r"by ns or landlock: ns: .* unshare.*; landlock: .*landlock: Function not implemented.*Remedy: for ns: .*lsm="
+    )
+    with pytest.raises(SandboxError, match=said):
+        Sandbox(python=python).server()
+
+
+def test_choice_is_kept_when_the_server_has_to_be_started_again() -> None:
+    own = Sandbox()
+    assert own.server().backend == "ns"
+    own.server().close()
+    assert own._settings.backend == "ns"
+    assert own.server().backend == "ns"
+    own.close_now()
 
 
 def test_server_is_in_namespaces_of_its_own() -> None:
-    server = ForkServer()
+    server = ForkServer(SandboxSettings("ns"))
     try:
         _, _, inner = sorted(survivors.descendants(server.pid))[:3]  # launcher, outer, server
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):

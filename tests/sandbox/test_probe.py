@@ -23,7 +23,7 @@ async def test_probes_notice_what_is_visible(sandbox: Sandbox) -> None:
     code, _, _ = probe.program()
     leak = "import os; os.environ['API_KEY'] = 'x'; os.dup2(0, 9)\n"
     source = leak + code.decode().replace("from __future__ import annotations", "")
-    result = await sandbox.run(source, stdin=json.dumps([LIBRARY]))
+    result = await sandbox.run(source, stdin=json.dumps({"secrets": [LIBRARY], "canary": None}))
     assert set(json.loads(result.stdout)) == {
         "descriptor 9 was inherited",
         f"{LIBRARY} is visible",
@@ -32,7 +32,7 @@ async def test_probes_notice_what_is_visible(sandbox: Sandbox) -> None:
 
 
 def test_probe_asks_for_the_framework_and_the_working_directory() -> None:
-    secrets = json.loads(probe.program()[1])
+    secrets = json.loads(probe.program()[1])["secrets"]
     assert probe.__file__ in secrets
     assert any(path.startswith(os.getcwd()) for path in secrets)
 
@@ -44,11 +44,9 @@ def test_privileges_are_found_where_nothing_confines() -> None:
 
 
 def test_breach_refuses_the_sandbox_by_name() -> None:
-    with pytest.raises(
-        SandboxError, match=r"not isolated: a network socket opened\. Nothing will be run here\. Remedy:"
-    ):
-        probe.judge({"status": "ok"}, b'["a network socket opened"]')
+    with pytest.raises(SandboxError, match=r"by ns: a network socket opened\. Nothing will be run here\. Remedy:"):
+        probe.judge("ns", {"status": "ok"}, b'["a network socket opened"]')
     with pytest.raises(SandboxError, match="could not run: MemoryError"):
-        probe.judge({"status": "runtime_error"}, b"", b"Traceback\nMemoryError\n")
+        probe.judge("ns", {"status": "runtime_error"}, b"", b"Traceback\nMemoryError\n")
     with pytest.raises(SandboxError, match="could not run: mount tmpfs"):
-        probe.judge({"status": "infra_error", "reason": "mount tmpfs"})
+        probe.judge("ns", {"status": "infra_error", "reason": "mount tmpfs"})

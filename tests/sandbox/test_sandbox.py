@@ -186,7 +186,7 @@ async def test_closed_sandbox_and_unknown_backend_are_refused() -> None:
     await own.close()
     with pytest.raises(SandboxError, match="closed"):
         await own.run("1")
-    with pytest.raises(ConfigError, match="'docker'; known are 'auto' and 'ns'"):
+    with pytest.raises(ConfigError, match="'docker'; known are auto, ns, landlock"):
         Sandbox("docker")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cpu_s = 0 is not above 0"):
         SandboxLimits(cpu_s=0)

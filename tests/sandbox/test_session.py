@@ -18,6 +18,10 @@ TIGHT = SandboxLimits(cpu_s=0.3, wall_s=2.0, memory_bytes=128 << 20)
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in cases.of_kind("session")])
 async def test_case(case: dict[str, Any], sandbox: Sandbox) -> None:
+    await check(case, sandbox)
+
+
+async def check(case: dict[str, Any], sandbox: Sandbox) -> None:
     async with await sandbox.session(TIGHT) as session:
         for code, expected in case["steps"]:
             result = await session.cell(code)

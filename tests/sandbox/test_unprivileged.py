@@ -6,16 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from gspo_agent.sandbox.testfile import pytest_packages
+from tests.sandbox import confinement
 
-ROOT = Path(__file__).parents[2]
-NOBODY = 65534
+ROOT, NOBODY = confinement.ROOT, confinement.NOBODY
 PROGRAM = """
 import asyncio, json, os, sys
 sys.path[:0] = sys.argv[1:]
@@ -57,19 +56,6 @@ asyncio.run(main())
 """
 
 
-def _reachable_interpreter() -> str | None:
-    """One of at least 3.11 that another user may run; an interpreter below a private home is none."""
-    for path in (sys.executable, "/usr/local/bin/python3", "/usr/bin/python3"):
-        check = f"import sys; sys.exit(sys.version_info < (3, 11) or not __import__('os').access({str(ROOT)!r}, 4))"
-        if os.path.exists(path):
-            try:
-                if subprocess.run([path, "-c", check], user=NOBODY, group=NOBODY, cwd="/", check=False).returncode == 0:
-                    return path
-            except PermissionError:
-                continue
-    return None
-
-
 def _copy_pytest(directory: Path) -> None:
     """To where another user may read it, for interpreters that have none."""
     for source in map(Path, pytest_packages()):
@@ -99,7 +85,7 @@ def _run(interpreter: str, packages: str) -> subprocess.CompletedProcess[str]:
 def test_ordinary_user_gets_the_same_verdicts() -> None:
     if os.getuid() != 0:
         pytest.skip("the other tests already run as an ordinary user")
-    interpreter = _reachable_interpreter()
+    interpreter = confinement.interpreter()
     if interpreter is None:
         pytest.skip("no interpreter of at least Python 3.11 is readable for another user")
     with tempfile.TemporaryDirectory() as packages:

@@ -18,10 +18,15 @@ import traceback
 from collections.abc import Callable
 
 from . import linux, supervisor, warm
+from .confined import Confined, Unconfined
 from .namespaces import Namespaces
 from .walls import Walls
 
-_BACKENDS: dict[str, Callable[[list[str]], Walls]] = {"ns": Namespaces}
+_BACKENDS: dict[str, Callable[[list[str], str], Walls]] = {
+    "ns": lambda packages, scratch: Namespaces(packages),
+    "landlock": Confined,
+    "unsafe": Unconfined,
+}
 
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -47,7 +52,7 @@ def main() -> None:
     if os.getppid() != trainer_pid:
         os._exit(0)  # it died before we could watch it
     try:
-        walls = _BACKENDS[wanted["backend"]](packages)
+        walls = _BACKENDS[wanted["backend"]](packages, wanted["scratch"])
         server = walls.launch(lambda: _serve(control, walls), lambda error: _report(control, error))
     except OSError as error:
         _report(control, error)
@@ -68,7 +73,8 @@ def _serve(control: socket.socket, walls: Walls) -> None:
 
 def _report(control: socket.socket, error: BaseException) -> None:
     steps = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    control.send(json.dumps({"error": f"{error} (in {' > '.join(steps[-3:])})"}).encode())
+    said = {"error": f"{error} (in {' > '.join(steps[-3:])})", "remedy": getattr(error, "remedy", None)}
+    control.send(json.dumps(said).encode())
 
 
 def _watch(trainer: int, server: int, walls: Walls) -> None:
@@ -109,7 +115,8 @@ class _Server:
         waiting = select.poll()
         waiting.register(self.control, select.POLLIN)
         waiting.register(self.wake, select.POLLIN)
-        self.control.send(json.dumps({"ready": True, "own_uids": self.walls.slots > 0}).encode())
+        hello = {"ready": True, "own_uids": self.walls.slots > 0, "canary": self.walls.canary}
+        self.control.send(json.dumps(hello).encode())
         while True:
             for fd, _ in waiting.poll():
                 if fd == self.wake.fileno():

@@ -31,6 +31,7 @@ _OUTER = (
 )  # fmt: skip
 _DIRECTORIES = ("/box/work", "/box/tmp")
 _USER = 1000
+_SETGID, _SETUID, _SYS_ADMIN = 6, 7, 21
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 _MAX_SLOTS = 16384
@@ -55,6 +56,8 @@ class Identities:
 
 class Namespaces:
     """The backend `ns`."""
+
+    canary: str | None = None
 
     def __init__(self, packages: list[str]) -> None:
         self.identities = choose_identities()
@@ -188,9 +191,12 @@ def take_slot(slot: int) -> None:
 
 
 def choose_identities() -> Identities:
-    """A range that is mapped here and that no one uses; the single own id without privilege."""
-    if not has_admin():
-        return Identities(0, 1)
+    """A range for jobs; the single own id without privilege."""
+    return unused_identities() if has_admin() else Identities(0, 1)
+
+
+def unused_identities() -> Identities:
+    """A range that is mapped here and that no one uses; fewer than two where too few are mapped."""
     with open("/proc/self/uid_map") as table:
         inside, _, length = max((tuple(map(int, line.split())) for line in table), key=lambda row: row[2])
     if length >= _PREFERRED_BASE * 2:
@@ -201,10 +207,14 @@ def choose_identities() -> Identities:
 
 def has_admin() -> bool:
     """Whether this process may make namespaces without a user namespace (CAP_SYS_ADMIN, SETUID and SETGID)."""
+    return has_capabilities(_SYS_ADMIN, _SETUID, _SETGID)
+
+
+def has_capabilities(*numbers: int) -> bool:
+    """Whether this process is root and has them all."""
     with open("/proc/self/status") as status:
         effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
-    needed = 1 << 21 | 1 << 7 | 1 << 6
-    return os.geteuid() == 0 and effective & needed == needed
+    return os.geteuid() == 0 and all(effective >> number & 1 for number in numbers)
 
 
 def become_root_of_user_namespace() -> None:
@@ -265,7 +275,7 @@ def _enter_own_pids() -> None:
 
 def _build_root(packages: list[str]) -> None:
     # Everything is collected before /proc is covered.
-    bound, masked = _interpreter()
+    bound, masked = interpreter()
     linux.mount("tmpfs", _NEW_ROOT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
     os.umask(0o022)
     for path in bound:
@@ -290,7 +300,7 @@ def _build_root(packages: list[str]) -> None:
     linux.mount("proc", f"{_NEW_ROOT}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
 
 
-def _interpreter() -> tuple[list[str], list[str]]:
+def interpreter() -> tuple[list[str], list[str]]:
     """Paths of the interpreter, its standard library and the shared libraries; and what is hidden inside them."""
     library = os.path.dirname(os.path.realpath(os.__file__))
     found = {library, os.path.realpath(sys.executable), "/usr/share/zoneinfo"}

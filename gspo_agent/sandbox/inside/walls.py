@@ -54,6 +54,9 @@ class Walls(Protocol):
     package_path: str
     """The directory in which jobs find them."""
 
+    canary: str | None
+    """A file that programs may read and must not change, where they see files of the host at all."""
+
     def launch(self, serve: Callable[[], None], report: Callable[[BaseException], None]) -> int:
         """In the launcher: forks a process that is behind the walls and serves; its id. It ends with the launcher."""
 

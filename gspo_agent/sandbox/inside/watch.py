@@ -106,15 +106,15 @@ class Watch:
 
     def tree(self) -> tuple[float, int]:
         """CPU seconds and bytes of every process of the job."""
-        cpu, resident = 0, 0
-        pids = self.enclosure.processes()
-        for pid in pids:
+        cpu, held = 0, {}
+        for pid in self.enclosure.processes():
             with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
                 cpu += sum(map(int, fields[11:15]))
-                resident += int(fields[21]) * _PAGE
+                held[pid] = int(fields[21]) * _PAGE
+        resident = sum(held.values())
         if resident > self.limits["memory_bytes"]:
-            resident = sum(map(_proportional, pids))
+            resident = sum(_proportional(pid, otherwise=size) for pid, size in held.items())
         return cpu / _TICKS_PER_S, resident
 
     def starved(self) -> float:
@@ -141,10 +141,12 @@ class Watch:
                 self.exit_code = os.waitstatus_to_exitcode(status)
 
 
-def _proportional(pid: str) -> int:
-    """Bytes, with a page that n processes share counted as 1/n in each (PSS)."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) << 10
-    return 0
+def _proportional(pid: str, otherwise: int) -> int:
+    """Bytes, with a page that n processes share counted as 1/n in each (PSS), where that may be read."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
+    except PermissionError:  # it has an id of its own, and this is no root that may look into everything
+        return otherwise
+    except OSError:
+        return 0

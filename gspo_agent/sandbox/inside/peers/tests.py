@@ -24,7 +24,7 @@ from .proxies import RemoteModule, RemoteType, Unsupported, is_remote
 _MODULE, _FILE = "test_file", "test_file.py"
 _RECURSION = 3000  # pytest's own frames are below those of a test
 _OPTIONS = (
-    "-q", "-c", "/dev/null", "--rootdir=.", "--noconftest", "--tb=short", "--strict-markers",
+    "-q", "-c", "/dev/null", "--rootdir=.", "--confcutdir=.", "--noconftest", "--tb=short", "--strict-markers",
     "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:junitxml", "-p", "no:pastebin", "-p", "no:stepwise",
     "-p", "no:legacypath", "-p", "no:doctest",
 )  # fmt: skip
