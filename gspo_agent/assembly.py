@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gspo_agent.run import Run
 from gspo_agent.tasks import TaskSource
 
 _TOKENIZER_FILES = ("tokenizer", "chat_template", "vocab", "merges", "added_tokens", "special_tokens")
+_PATIENCE = 600.0
 
 # The screen shows what is going on.
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -66,11 +68,13 @@ def find_model(config: Config, factories: Sequence[EnvFactory], run: Run | None,
     made = make_model(config.cold_start, factories, seed, progress=screen.advance)
     if run is None:
         return made
-    temporary = run.model.with_name("model.tmp")
-    with written(run.model):
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(made, temporary)
-        temporary.rename(run.model)
+    with written(run.model), tempfile.TemporaryDirectory(prefix="model.tmp", dir=run.dir) as temporary:
+        copy = shutil.copytree(made, Path(temporary) / "model")
+        try:
+            copy.rename(run.model)
+        except OSError:
+            if not run.model.exists():  # else `serve` and `train` both made it
+                raise
     return run.model
 
 
@@ -102,4 +106,5 @@ def make_engine(config: Config, model: Path, urls: Sequence[str]) -> Engine:
         stream=engine.stream,
         transport=Transport(engine.weights, engine.bucket_mb << 20),
         quota=quota,
+        patience=_PATIENCE if engine.urls else engine.servers.ready,  # all of ours may have to start again
     )

@@ -28,6 +28,7 @@ _TAIL_LINES, _TAIL_BYTES = 20, 20_000
 
 class Condition(StrEnum):
     STARTING = "starting"
+    """It is not ready yet."""
     READY = "ready"
     DOWN = "down"
     """It ended, and is started again after a while."""

@@ -81,13 +81,12 @@ class Servers:
             await self._changed.wait()
 
     def problems(self) -> dict[str, str]:
-        """Address -> what is the matter, of those that are not ready."""
+        """Address -> what is the matter, of those that were ready once and are not now."""
         now = time.monotonic()
         return {
-            server.url: f"{server.condition}{' again' if server.restarts and not server.problem else ''} "
-            f"({now - server.since:.0f} s){': ' if server.problem else ''}{server.problem}"
+            server.url: f"{server.condition}, {now - server.since:.0f} s{server.problem and f': {server.problem}'}"
             for server in self.servers
-            if server.condition is not Condition.READY
+            if server.proven and server.condition is not Condition.READY
         }
 
     def __str__(self) -> str:

@@ -155,7 +155,7 @@ async def test_what_dies_too_often_is_given_up_and_with_the_last_one_the_block_e
             first, last = servers.servers
             os.kill(main_process(first), signal.SIGKILL)
             await until(lambda: first.condition is Condition.GIVEN_UP)
-            assert servers.problems()[first.url].startswith("given up (0 s): ended with status 1")
+            assert servers.problems()[first.url].startswith("given up, 0 s: ended with status 1")
             assert last.condition is Condition.READY
             os.kill(main_process(last), signal.SIGKILL)
             await asyncio.sleep(20)
