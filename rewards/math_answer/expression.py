@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from rewards.math_answer.extraction import MAX_DEPTH
@@ -79,11 +80,11 @@ class _Parser:
         while True:
             if self.sees("*"):
                 self.position += 1
-                factors.append(self.signed_power())
+                factors.append(self.negated(self.power))
                 over = False
             elif self.sees("/"):
                 self.position += 1
-                factors = [("/", _times(factors), self.signed_power())]
+                factors = [("/", _times(factors), self.negated(self.power))]
                 over = True
             elif self.sees("bmod"):
                 self.position += 1
@@ -96,11 +97,11 @@ class _Parser:
             else:
                 return _times(factors)
 
-    def signed_power(self) -> Node:
+    def negated(self, inner: Callable[[], Node]) -> Node:
         if self.sees("-"):
             self.position += 1
-            return ("-", self.power())
-        return self.power()
+            return ("-", inner())
+        return inner()
 
     def starts_factor(self) -> bool:
         token = self.peek()
@@ -125,7 +126,7 @@ class _Parser:
             base = ("^", base, self.exponent())
         elif self.sees("**"):
             self.position += 1
-            base = ("^", base, self.signed_postfix())
+            base = ("^", base, self.negated(self.postfix))
         if self.sees("^", "**"):
             raise Rejected("tower")
         return ("deg", base) if self.sees("circ") and self.next() else base
@@ -153,12 +154,6 @@ class _Parser:
         if token.kind == "let" or self.sees("frac", "pi"):
             return self.atom()
         raise Unread
-
-    def signed_postfix(self) -> Node:
-        if self.sees("-"):
-            self.position += 1
-            return ("-", self.postfix())
-        return self.postfix()
 
     def postfix(self) -> Node:
         node = self.atom()
@@ -305,7 +300,9 @@ class _Parser:
             if name != "log":
                 raise Unread
             self.position += 1
-            base = self.argument_once()
+            if self.peek().kind == "num" and len(self.peek().text) > 1:  # \log_23
+                raise Unread
+            base = self.argument()
         if self.sees("^"):
             self.position += 1
             power = self.exponent()
@@ -318,12 +315,6 @@ class _Parser:
             raise Unread
         node = ("log", base, args[0]) if base is not None else ("fn", name, args)
         return node if power is None else ("^", node, power)
-
-    def argument_once(self) -> Node:
-        """A subscript with a value: one character or a group; \\log_23 is unread."""
-        if self.peek().kind == "num" and len(self.peek().text) > 1:
-            raise Unread
-        return self.argument()
 
     def many(self) -> tuple[Node, ...]:
         self.take("(")
@@ -361,20 +352,30 @@ class _Parser:
         return _times(factors)
 
     def big_operator(self, name: str) -> Node:
-        """Read for those who can work it out; nothing here can."""
+        """Read for those who can work it out."""
+        variable = self.last_differential() if name == "int" else ""
         self.take("_")
-        self.take("{")
-        variable = self.next()
-        if variable.kind != "let":
-            raise Unread
-        self.take("=")
-        low = self.sum()
-        self.take("}")
+        if name == "int":
+            low = self.limit()
+        else:
+            self.take("{")
+            variable = self.next().text
+            self.take("=")
+            low = self.sum()
+            self.take("}")
         self.take("^")
-        high = self.upper_limit()
-        return (name, variable.text, low, high, self.product())
+        high = self.limit()
+        return (name, variable, low, high, self.sum() if name == "int" else self.product())
 
-    def upper_limit(self) -> Node:
+    def last_differential(self) -> str:
+        """Takes the "dx" off the end: an integral has to be the last of an expression."""
+        end = self.tokens[-2:]
+        if len(self.tokens) < self.position + 6 or [token.kind for token in end] != ["let"] * 2 or end[0].text != "d":
+            raise Unread
+        del self.tokens[-2:]
+        return end[1].text
+
+    def limit(self) -> Node:
         if self.sees("infty") and self.next():
             return ("inf", 1)
         if self.sees("{") and self.peek(1).text == "infty" and self.peek(2).text == "}":

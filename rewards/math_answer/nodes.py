@@ -2,7 +2,8 @@
 
 A node is a tuple: ("num", Fraction), ("var", name), ("const", "pi" | "e" | "i"), ("+", terms), ("*", factors),
 ("/", a, b), ("-", a), ("^", a, b), ("root", n, a), ("fn", name, args), ("log", base, a), ("!", a), ("binom", n, k),
-("|", a), ("deg", a), ("mod", a, b), ("pm", sign, a), and ("sum" | "prod", name, low, high, body).
+("|", a), ("deg", a), ("mod", a, b), ("pm", sign, a), and ("sum" | "prod" | "int", name, low, high, body),
+which only computer algebra works out; a bound may be ("inf", sign).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 Node = tuple[Any, ...]
 
-BIG_OPERATORS = ("sum", "prod")
+BIG_OPERATORS = ("sum", "prod", "int")
 
 
 def variables(node: Node) -> frozenset[str]:
@@ -38,5 +39,5 @@ def placed(node: Any, point: Mapping[str, Fraction]) -> Any:
     if not isinstance(node, tuple):
         return node
     if node[:1] == ("var",):
-        return ("num", point[node[1]])
+        return ("num", point[node[1]]) if node[1] in point else node
     return tuple(placed(part, point) for part in node)

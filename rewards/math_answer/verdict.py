@@ -79,23 +79,27 @@ def verify(
     >>> verify(r"so \boxed{\frac{1}{2}}", "0.5").correct
     True
     """
-    options = Options(anchors, answer_type, choices, multi, rel_tol, decimals)
+    return judge_text(text, gold, Options(anchors, answer_type, choices, multi, rel_tol, decimals))[0]
+
+
+def judge_text(text: str, gold: str, options: Options) -> tuple[Verdict, str | None]:
+    """The verdict, and the whole answer that was found."""
     started = time.perf_counter()
     answer: str | None = None
     try:
-        wanted = _gold(gold)
+        wanted = read_gold(gold)
     except (NoAnswer, Rejected):
         correct, reason, path = False, "gold_invalid", "none"
     else:
         try:
-            answer = extract(text, anchors=anchors)
+            answer = extract(text, anchors=options.anchors)
             correct, reason, path = judge(normal_form(answer), wanted, options)
         except NoAnswer as problem:
             correct, reason, path = False, f"no_answer:{problem}", "extraction"
         except Rejected as problem:
             correct, reason, path = False, f"rejected:{problem}", "caps"
     shown = None if answer is None else answer[:_SHOWN]
-    return Verdict(correct, reason, shown, path, 1000 * (time.perf_counter() - started))
+    return Verdict(correct, reason, shown, path, 1000 * (time.perf_counter() - started)), answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Gold:
 
 
 @lru_cache(maxsize=4096)
-def _gold(gold: str) -> Gold:
+def read_gold(gold: str) -> Gold:
     """A gold answer, read once. Raises NoAnswer or Rejected where no answer could ever be equal to it."""
     boxes = find_boxes(gold[:WINDOW])
     if boxes:
