@@ -24,6 +24,7 @@ from gspo_agent.monitor.screen import Screen
 from gspo_agent.quota import Quota
 from gspo_agent.rollout.collector import Source
 from gspo_agent.run import Run
+from gspo_agent.sandbox import SandboxSettings, share
 from gspo_agent.tasks import TaskSource
 
 _TOKENIZER_FILES = ("tokenizer", "chat_template", "vocab", "merges", "added_tokens", "special_tokens")
@@ -34,7 +35,8 @@ transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def env_factories(config: Config, env: type | Callable[..., Any] | None = None) -> list[EnvFactory]:
-    """One factory per [[env]]; `env` replaces the class of the first."""
+    """One factory per [[env]]; `env` replaces the class of the first. Their code runs as [sandbox] says."""
+    share(SandboxSettings(**config.sandbox.model_dump()))
     return [EnvFactory(section, env if number == 0 else None) for number, section in enumerate(config.env)]
 
 

@@ -224,6 +224,25 @@ def judge(
 
 
 @app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; default: any, without [sandbox].")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Show what isolates the code of models on this machine, try to break out of it, and say how to get more.
+
+    Exit status 1 where nothing isolates: code is refused there rather than run unconfined.
+    """
+    from gspo_agent.config import Config
+    from gspo_agent.sandbox import SandboxSettings
+    from gspo_agent.sandbox.doctor import examine
+
+    section = Config.load(config, overrides or []).sandbox.model_dump() if config else {}
+    diagnosis = examine(SandboxSettings(**section))
+    print(diagnosis)
+    raise typer.Exit(diagnosis.chosen is None)
+
+
+@app.command()
 def init_env(
     name: Annotated[str, typer.Argument(help="The environment's name, such as `shop`.", show_default=False)],
     directory: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),

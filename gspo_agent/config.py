@@ -105,6 +105,26 @@ class EngineConfig(Section):
         return self
 
 
+class SandboxConfig(Section):
+    """What isolates the code that models write. `gspo-agent doctor` shows what can be had on a machine."""
+
+    backend: Literal["auto", "ns", "landlock", "container", "unsafe"] = "auto"
+    """"auto": "ns" (namespaces), or else "landlock" (one process a job, for containers): the first whose escape cases
+    all fail here. "container": "landlock" inside a container of `image`. "unsafe": nothing; every episode is marked."""
+    python: str = ""
+    """The interpreter of the jobs, 3.11 or newer; "": the one that runs this, or the image's."""
+    image: str = ""
+    """Of "container"; it has Python."""
+    command: str = "docker"
+    """Of "container": docker, podman, or what takes their arguments."""
+
+    @model_validator(mode="after")
+    def _has_image(self) -> Self:
+        if (self.backend == "container") != bool(self.image):
+            raise ValueError('backend = "container" and image = "..." belong together')
+        return self
+
+
 class RolloutConfig(Section):
     """How episodes are sampled and grouped."""
 
@@ -285,6 +305,7 @@ class Config(Section):
     """A directory or hub name of a causal language model; "tiny" makes one as [cold_start] says."""
     env: Annotated[list[EnvConfig], BeforeValidator(_sections), AfterValidator(_one_env)]
     engine: EngineConfig = EngineConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     run: RunConfig

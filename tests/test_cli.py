@@ -17,6 +17,7 @@ from gspo_agent import cli, interruption
 from gspo_agent.errors import ConfigError
 from gspo_agent.run import Run
 from gspo_agent.trainer import train
+from tests.sandbox import confinement
 from tests.test_trainer import Parrot, cache, config  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
@@ -143,3 +144,13 @@ def test_ctrl_c_in_the_cold_start_is_heard_and_promises_what_is_true(
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == interruption.CUT
         assert process.stderr.read().splitlines() == [said]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("docker", 0), ("old", 1)])
+def test_doctors_exit_status_says_whether_code_can_be_isolated(kind: str, status: int, tmp_path: Path) -> None:
+    python = confinement.wrapped(kind, tmp_path)
+    if python is None:
+        pytest.skip(f"no interpreter for {kind}")
+    finished = run("doctor", "examples/math.toml", f"sandbox.python={python}")
+    assert finished.returncode == status, finished.stderr
+    assert finished.stdout.startswith("ns: ")

@@ -31,6 +31,7 @@ from gspo_agent.rollout.clock import Clock, within
 from gspo_agent.rollout.events import CallBegun, Ended, Observed, Sampled, Spent, StopReason
 from gspo_agent.rollout.recorder import INTERRUPTED, KEPT, Recorder, Stage
 from gspo_agent.rollout.state import SAME, Same, State
+from gspo_agent.sandbox import marks
 from gspo_agent.trajectory import Segment, Status, Trajectory
 from gspo_agent.waiting import told
 
@@ -153,7 +154,7 @@ class _Player:
         tail = self.chat.open(messages, tools)
         state = await self.recorder.snapshot(env)
         self.recorder.record(
-            Observed(0, messages, tail, metrics=_shown(info)[1], tools=tools, state=state, seconds=seconds())
+            Observed(0, messages, tail, metrics=_shown(info)[1] | marks(), tools=tools, state=state, seconds=seconds())
         )
 
     async def sample(self) -> None:

@@ -3,8 +3,9 @@
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.observation import readable
 from gspo_agent.sandbox.results import CallResult, CellResult, RunResult
-from gspo_agent.sandbox.sandbox import Sandbox, shared_sandbox
+from gspo_agent.sandbox.sandbox import Sandbox, marks, share, shared_sandbox
 from gspo_agent.sandbox.session import Session
+from gspo_agent.sandbox.settings import SandboxSettings
 from gspo_agent.sandbox.testfile import TestFileResult
 
 __all__ = [
@@ -13,8 +14,11 @@ __all__ = [
     "RunResult",
     "Sandbox",
     "SandboxLimits",
+    "SandboxSettings",
     "Session",
     "TestFileResult",
+    "marks",
     "readable",
+    "share",
     "shared_sandbox",
 ]

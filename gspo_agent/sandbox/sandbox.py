@@ -18,11 +18,12 @@ from gspo_agent.sandbox.inside import data
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.results import CallResult, RunResult
 from gspo_agent.sandbox.session import Session
-from gspo_agent.sandbox.settings import Backend, SandboxSettings
+from gspo_agent.sandbox.settings import SandboxSettings
 from gspo_agent.sandbox.testfile import TestFileResult, converse, pytest_packages
 
 Result = TypeVar("Result", RunResult, CallResult)
 _DEFAULT = SandboxLimits()
+_AUTO = SandboxSettings()
 _ATTEMPTS = 2
 
 
@@ -31,7 +32,7 @@ class Sandbox:
 
     Covered: the network, the host's files and processes, other jobs, privileges, and the limits of SandboxLimits; when
     a result is there, no process of its run is left. Not covered: bugs of the kernel, side channels, and what code
-    learns about the machine from its own CPU. Nothing is ever run without isolation.
+    learns about the machine from its own CPU. Nothing is run without isolation, unless the settings say "unsafe".
 
     Waiting for a turn (about two jobs per processor run at once; idle sessions are not counted) uses up no limit.
 
@@ -39,12 +40,13 @@ class Sandbox:
         result = await sandbox.run("print(input()[::-1])", stdin="abc")
     """
 
-    def __init__(self, backend: Backend = "auto", *, python: str | None = None, max_running: int | None = None) -> None:
-        """Starts nothing; the first job does. `max_running`: jobs at once, None: two per processor.
+    def __init__(self, settings: SandboxSettings = _AUTO, *, max_running: int | None = None) -> None:
+        """Starts nothing; the first job does. What isolates is chosen then, and no later server is weaker.
 
-        `backend`, `python`: see SandboxSettings. What was chosen stays chosen: no later server is weaker.
+        Args:
+            max_running: jobs at once; None: two per processor.
         """
-        self._settings = SandboxSettings(backend, python)
+        self._settings = settings
         self._max_running = max_running or 2 * len(os.sched_getaffinity(0))
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
@@ -54,11 +56,9 @@ class Sandbox:
         self._closed = False
 
     @classmethod
-    async def open(
-        cls, backend: Backend = "auto", *, python: str | None = None, max_running: int | None = None
-    ) -> Self:
+    async def open(cls, settings: SandboxSettings = _AUTO, *, max_running: int | None = None) -> Self:
         """A sandbox whose isolation has been proven; SandboxError names the failed probe and the remedy."""
-        sandbox = cls(backend, python=python, max_running=max_running)
+        sandbox = cls(settings, max_running=max_running)
         sandbox.server()
         return sandbox
 
@@ -247,6 +247,7 @@ _LOST_RUN = RunResult(b"", b"", "infra_error", 0.0, 0.0, None)
 _LOST_CALL = CallResult("infra_error", None, "the job was lost", 0.0, 0.0)
 
 _shared: Sandbox | None = None
+_shared_settings = _AUTO
 _sharing = threading.Lock()
 
 
@@ -255,5 +256,20 @@ def shared_sandbox() -> Sandbox:
     global _shared
     with _sharing:
         if _shared is None or _shared._closed:
-            _shared = Sandbox()
+            _shared = Sandbox(_shared_settings)
         return _shared
+
+
+def share(settings: SandboxSettings) -> None:
+    """Makes `settings` those of the process's own sandbox; another one that is there is closed."""
+    global _shared, _shared_settings
+    with _sharing:
+        if settings != _shared_settings and _shared is not None:
+            _shared.close_now()
+            _shared = None
+        _shared_settings = settings
+
+
+def marks() -> dict[str, float]:
+    """What an episode's record has to say about the process's own sandbox."""
+    return {"unsafe_sandbox": 1.0} if _shared_settings.backend == "unsafe" else {}

@@ -15,12 +15,12 @@ BACKENDS: tuple[str, ...] = get_args(Backend)
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """The section [sandbox] of a configuration."""
+    """As `gspo_agent.config.SandboxConfig` explains them."""
 
     backend: Backend = "auto"
-    """"auto": the first of "ns" and "landlock" whose escape cases all fail here."""
-    python: str | None = None
-    """The interpreter that runs jobs, 3.11 or newer; None: this one."""
+    python: str = ""
+    image: str = ""
+    command: str = "docker"
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

@@ -22,6 +22,7 @@ from gspo_agent.messages import Message, call, user
 from gspo_agent.rollout import episode as module
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.recorder import Recorder
+from gspo_agent.sandbox import SandboxSettings, share
 from gspo_agent.testing import ByteChat, ScriptedEngine
 from gspo_agent.trajectory import Status, Trajectory, weight_version
 from tests.rollout.scene import CHAT, Guess, Run, Shop, guesser, play_to_the_end, sampled_again, shopper, until, view
@@ -648,3 +649,17 @@ async def test_finite_rewards_whose_sum_is_not_are_no_reward(limit: int) -> None
     trajectory, limits = Trajectory(1, 0, 0, seed=5), Limits(turns=limit)
     await run_episode(trajectory, env=Generous(), chat=CHAT, engine=ScriptedEngine(talker), task={}, limits=limits)
     assert (trajectory.status, str(trajectory.stop_reason)[:8]) == (Status.FAILED, "Unscored")
+
+
+async def test_every_record_of_an_unsafe_run_says_so(fast_path: Path) -> None:
+    share(SandboxSettings("unsafe"))
+    try:
+        with Run(fast_path / "journal.sqlite", Guess, ONE, engine=ScriptedEngine(guesser)) as run:
+            marked = await play_to_the_end(run)
+    finally:
+        share(SandboxSettings())
+    with Run(fast_path / "safe" / "journal.sqlite", Guess, ONE, engine=ScriptedEngine(guesser)) as run:
+        safe = await play_to_the_end(run)
+    assert [trajectory.metrics.get("unsafe_sandbox") for trajectory in marked] == [1.0] * len(marked)
+    assert marked
+    assert all("unsafe_sandbox" not in trajectory.metrics for trajectory in safe)

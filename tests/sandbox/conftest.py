@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_agent.sandbox import Sandbox
+from gspo_agent.sandbox import Sandbox, SandboxSettings
 from tests.sandbox import confinement, survivors
 
 
@@ -31,7 +31,7 @@ def contained(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
         if python is None:
             pytest.skip(f"no interpreter for {request.param}: it takes root, and a Python that every user may run")
         before = survivors.traces().files
-        shared = Sandbox(python=python)
+        shared = Sandbox(SandboxSettings(python=python))
         server = shared.server()
         own = survivors.traces().files - before
         yield shared

@@ -92,7 +92,7 @@ def test_machine_without_any_isolation_is_refused_with_the_steps_and_the_remedie
         r"by ns or landlock: ns: .* unshare.*; landlock: .*landlock: Function not implemented.*Remedy: for ns: .*lsm="
     )
     with pytest.raises(SandboxError, match=said):
-        Sandbox(python=python).server()
+        Sandbox(SandboxSettings(python=python)).server()
 
 
 def test_choice_is_kept_when_the_server_has_to_be_started_again() -> None:

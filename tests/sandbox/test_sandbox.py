@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gspo_agent.errors import ConfigError, SandboxError
-from gspo_agent.sandbox import Sandbox, SandboxLimits, shared_sandbox
+from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings, marks, share, shared_sandbox
 from tests.sandbox import survivors
 
 SLEEP = "import time; time.sleep(60)"
@@ -187,7 +187,7 @@ async def test_closed_sandbox_and_unknown_backend_are_refused() -> None:
     with pytest.raises(SandboxError, match="closed"):
         await own.run("1")
     with pytest.raises(ConfigError, match="'docker'; known are auto, ns, landlock"):
-        Sandbox("docker")  # type: ignore[arg-type]
+        SandboxSettings("docker")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cpu_s = 0 is not above 0"):
         SandboxLimits(cpu_s=0)
 
@@ -199,3 +199,23 @@ async def test_shared_sandbox_is_one_and_comes_back_after_closing() -> None:
     second = shared_sandbox()
     assert second is not first
     await second.close()
+
+
+async def test_unsafe_runs_only_when_asked_for_and_marks_every_record() -> None:
+    assert marks() == {}
+    share(SandboxSettings("unsafe"))
+    try:
+        assert marks() == {"unsafe_sandbox": 1.0}
+        own = shared_sandbox()
+        assert own.server().backend == "unsafe"
+        before = survivors.descendants(own.server().pid)
+        escape = (
+            "import os\nopen('x', 'w')\nif os.fork() == 0:\n    import time; time.sleep(60)\nprint(os.listdir('.'))"
+        )
+        results = await own.run_many(escape, ["", ""])
+        assert [result.stdout for result in results] == [b"['x']\n"] * 2
+        assert not survivors.alive(survivors.descendants(own.server().pid) - before)
+    finally:
+        share(SandboxSettings())
+    assert marks() == {}
+    assert own._closed

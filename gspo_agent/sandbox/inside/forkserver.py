@@ -72,8 +72,11 @@ def _serve(control: socket.socket, walls: Walls) -> None:
 
 
 def _report(control: socket.socket, error: BaseException) -> None:
-    steps = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    said = {"error": f"{error} (in {' > '.join(steps[-3:])})", "remedy": getattr(error, "remedy", None)}
+    if isinstance(error, linux.Unfit):
+        said = {"error": str(error), "remedy": error.remedy}
+    else:
+        steps = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        said = {"error": f"{error} (in {' > '.join(steps[-3:])})"}
     control.send(json.dumps(said).encode())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gspo_agent.errors import SandboxError
-from gspo_agent.sandbox import Sandbox, SandboxLimits, probe
+from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings, probe
 from gspo_agent.sandbox.inside import confined
 from tests.sandbox import cases, confinement, survivors
 from tests.sandbox.test_session import check
@@ -168,7 +168,7 @@ def test_end_of_launcher_or_server_is_the_end_of_all(depth: int, tmp_path: Path)
     python = confinement.wrapped("restricted", _open(tmp_path))
     if python is None:
         pytest.skip("no interpreter that every user may run")
-    server = Sandbox("landlock", python=python).server()
+    server = Sandbox(SandboxSettings("landlock", python)).server()
     channel = server.spawn()
     time.sleep(0.1)
     below = survivors.descendants(server.pid)
@@ -195,7 +195,7 @@ def test_private_interpreter_is_refused_with_the_directory_and_the_remedy(tmp_pa
     if os.getuid() != 0 or os.stat("/root").st_mode & 1 or not path.is_relative_to("/root"):
         pytest.skip("the interpreter is readable for all")
     with pytest.raises(SandboxError, match=r"\(/root is private\).*Remedy: name an interpreter that everyone can read"):
-        Sandbox("landlock").server()
+        Sandbox(SandboxSettings("landlock")).server()
 
 
 def _open(directory: Path) -> Path:
