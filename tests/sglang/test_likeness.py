@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from gspo_agent.testing.sglang_server import SGLangServer
+from tests.engine.test_endpoints import table
 from tests.sglang.asking import ON_REAL_SERVERS, VOCAB
 from tests.sglang.real import RealServer
 
@@ -107,11 +108,19 @@ def foreign(ours: Any, theirs: Any, place: str) -> list[str]:
     return [] if type(ours) is type(theirs) else [f"{place} is {ours!r:.80}, not {theirs!r:.80}"]
 
 
+def has(answer: Any, field: str) -> bool:
+    """Whether a field that the engine reads is there: "meta_info.id"."""
+    first, _, rest = field.partition(".")
+    return first in answer and (not rest or has(answer[first], rest))
+
+
 async def aborted(session: aiohttp.ClientSession, url: str, directory: Path, stream: bool) -> tuple[Answer, Answer]:
     """A request that is aborted in its course, and one of the same name beside it."""
     asked = asyncio.create_task(call(session, url, "POST /generate", {**LONG, "stream": stream}, directory))
     await asyncio.sleep(0.3)
-    again = await call(session, url, "POST /generate", ASKED, directory)
+    again: Answer = (200, None)
+    while again[0] == 200 and not asked.done():  # until the first one is there
+        again = await call(session, url, "POST /generate", ASKED, directory)
     while not asked.done():
         await call(session, url, "POST /abort_request", {"rid": ASKED["rid"], "abort_all": False}, directory)
         await asyncio.sleep(0.05)
@@ -127,6 +136,11 @@ async def test_the_fault_injecting_server_is_like_the_real_one(servers: list[Rea
             real = await call(session, servers[0].url, line, body, directory)
             if mine[0] != real[0]:
                 differences.append(f"{name}: {line}: status {mine[0]} {mine[1]!r:.200}, not {real[0]} {real[1]!r:.200}")
+            elif name in ("a request", "weights") or (line.startswith("GET") and real[0] == 200):
+                differences += foreign(mine[1], real[1], name)
+                differences += [
+                    f"{name}: no {field}" for field in table().get(line, ((), ()))[1] if not has(real[1], field)
+                ]
             elif name.startswith("a stream"):
                 differences += foreign(mine[1], real[1], "a stream")
             else:
