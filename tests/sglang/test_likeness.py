@@ -116,13 +116,13 @@ def has(answer: Any, field: str) -> bool:
 
 async def aborted(session: aiohttp.ClientSession, url: str, directory: Path, stream: bool) -> tuple[Answer, Answer]:
     """A request that is aborted in its course, and one of the same name beside it."""
-    asked = asyncio.create_task(call(session, url, "POST /generate", {**LONG, "stream": stream}, directory))
+    rid = f"likeness {stream}~1~"  # an abort that is late would meet the next request of its name
+    request = {**LONG, "rid": rid, "stream": stream}
+    asked = asyncio.create_task(call(session, url, "POST /generate", request, directory))
     await asyncio.sleep(0.3)
-    again: Answer = (200, None)
-    while again[0] == 200 and not asked.done():  # until the first one is there
-        again = await call(session, url, "POST /generate", ASKED, directory)
+    again = await call(session, url, "POST /generate", {**ASKED, "rid": rid}, directory)
     while not asked.done():
-        await call(session, url, "POST /abort_request", {"rid": ASKED["rid"], "abort_all": False}, directory)
+        await call(session, url, "POST /abort_request", {"rid": rid, "abort_all": False}, directory)
         await asyncio.sleep(0.05)
     return await asked, again
 
