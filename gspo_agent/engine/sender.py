@@ -198,12 +198,13 @@ class Link:
             raise EngineError(f"{type(error).__name__}: {error}") from None
 
     def close(self) -> None:
-        """In a thread: a group goes when what is under way in it has ended."""
-        group, self._group, self._last = self._group, Future(), Future()
+        """In a thread, which is the last to know the group: its end waits for what is under way in it."""
+        owned = [self._group]
+        self._group, self._last = Future(), Future()
 
         def work() -> None:
             with suppress(Exception):
-                group.result().abort()
+                owned.pop().result().abort()
 
         _in_thread(work)
 

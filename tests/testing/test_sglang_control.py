@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import torch
+
+from gspo_agent.engine.sender import GROUP, Sender
 from tests.testing.wire import FREE, TURN, scene, spans
 
 
@@ -138,8 +141,20 @@ async def test_a_changed_version_aborts_everything_unless_told_not_to() -> None:
 
 
 async def test_weights_without_a_session_or_a_group_are_refused() -> None:
-    body = {"names": ["w"], "dtypes": ["float32"], "shapes": [[1]], "weight_version": "7"}
-    group = {"master_address": "localhost", "master_port": 1, "rank_offset": 1, "world_size": 2, "backend": "gloo"}
+    tensor = torch.tensor([1.5])
+    sender = Sender(lambda: [("w", tensor)], torch.device("cpu"))
+    sender.hold(7)
+    meeting = sender.listen("http://127.0.0.1:1", 2, False, 20.0)
+    sender.send(meeting.link, 7, 0, 100)
+    body = {
+        "names": ["w"], "dtypes": ["float32"], "shapes": [[1]], "weight_version": "7",
+        "load_format": "flattened_bucket", "group_name": GROUP,
+    }  # fmt: skip
+    group = {
+        "master_address": meeting.host, "master_port": meeting.port, "rank_offset": 1, "world_size": 3,
+        "backend": "gloo", "group_name": GROUP,
+    }  # fmt: skip
+    handles = {"serialized_named_tensors": sender.handles(7, 0, 100, 2), "weight_version": "8"}
     async with scene(ranks=2) as (server, client):
         statuses = [
             (await client.post(route, **content))[0]
@@ -154,16 +169,20 @@ async def test_weights_without_a_session_or_a_group_are_refused() -> None:
                 ("/update_weights_from_distributed", body),
                 ("/update_weights_from_tensor", {"serialized_named_tensors": ["YQ=="]}),
                 ("/update_weights_from_tensor", {"serialized_named_tensors": ["YQ==", "?"]}),
-                ("/update_weights_from_tensor", {"serialized_named_tensors": ["YQ==", "YQ=="], "weight_version": "8"}),
+                ("/get_weights_by_name", {"name": "w"}),
+                ("/get_weights_by_name", {"name": "v"}),
+                ("/update_weights_from_tensor", handles),
                 ("/end_weight_update", {}),
                 ("/end_weight_update", {}),
-                ("/destroy_weights_update_group", {}),
-                ("/destroy_weights_update_group", {}),
+                ("/destroy_weights_update_group", {"group_name": GROUP}),
+                ("/destroy_weights_update_group", {"group_name": GROUP}),
                 ("/update_weights_from_disk", {"model_path": "/nowhere"}),
                 ("/update_weights_from_disk", {}),
             ]
         ]
-        assert statuses == [400, 200, 400, 400, 200, 400, 400, 200, 400, 400, 200, 200, 400, 200, 400, 400, 400]
+        begun, received, handed = [400, 200, 400, 400], [200, 400, 400, 200], [400, 400, 200, 400, 200]
+        assert statuses == begun + received + handed + [200, 400, 200, 400, 400, 400]
+        assert [float(tensors["w"]) for tensors in server.control.weights.tensors] == [1.5, 1.5]
         assert server.control.loaded == [("w", "7"), ("tensors", "8")]
         assert server.weight_version == "8"
 

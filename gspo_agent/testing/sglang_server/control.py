@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
+from collections.abc import Awaitable, Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from gspo_agent.testing.sglang_server.backend import Backend
 from gspo_agent.testing.sglang_server.call import Call, Routes
 from gspo_agent.testing.sglang_server.reply import answer, done, invalid, refusal
+
+if TYPE_CHECKING:
+    from gspo_agent.testing.sglang_server.weights import Weights
 
 PARTS = frozenset({"weights", "kv_cache"})
 NO_SESSION = "{} must run between begin_weight_update() and end_weight_update()"
@@ -37,12 +40,18 @@ class Control:
         self.backend, self.ranks, self.lora = backend, ranks, lora
         self.session = False
         """Whether an update is open, between begin and end."""
-        self.groups: set[str] = set()
         self.adapters: dict[str, str] = {}
         self.loaded: list[tuple[str, str | None]] = []
         """(path, or names of tensors; version) of every update that took place."""
         self.update_delay = 0.0
         """Seconds that an update takes."""
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What it was given without a file between."""
+        from gspo_agent.testing.sglang_server.weights import Weights  # torch takes seconds, and few ask for it
+
+        return Weights(self.ranks)
 
     def routes(self) -> Routes:
         return {
@@ -56,6 +65,7 @@ class Control:
             "POST /init_weights_update_group": self.init_group,
             "POST /destroy_weights_update_group": self.destroy_group,
             "POST /update_weight_version": self.update_version,
+            "GET|POST /get_weights_by_name": self.read_weights,
             "GET|POST /flush_cache": self.flush,
             "GET|POST /release_memory_occupation": self.release_memory,
             "GET|POST /resume_memory_occupation": self.resume_memory,
@@ -105,27 +115,40 @@ class Control:
         problem = None
         if not self.session:
             problem = NO_SESSION.format("update_weights_from_distributed")
-        elif group not in self.groups:
-            problem = f"Failed to receive weights: Group {group} not in {sorted(self.groups)}."
+        elif group not in self.weights.groups:
+            problem = f"Failed to receive weights: Group {group} not in {sorted(self.weights.groups)}."
+        elif body.get("load_format") != "flattened_bucket":
+            problem = "this server receives flattened buckets only"
         elif not len(body["names"]) == len(body["dtypes"]) == len(body["shapes"]):
             problem = "Failed to receive weights: names, dtypes and shapes differ in length."
-        return done(
-            *await self._update(call, " ".join(body["names"]), problem, "Succeeded to update parameter online.")
-        )
+
+        async def receive() -> None:
+            await self.weights.receive(group, body)
+
+        message = "Succeeded to update parameter online."
+        return done(*await self._update(call, " ".join(body["names"]), problem, message, receive))
 
     async def update_from_tensor(self, call: Call) -> web.Response:
         handles = call.body["serialized_named_tensors"]
         problem = None if self.session else NO_SESSION.format("update_weights_from_tensor")
-        if problem is None and len(handles) != self.ranks:
-            problem = f"{len(handles)} handles for {self.ranks} tensor-parallel ranks"
-        try:
-            for handle in handles:
-                base64.b64decode(handle, validate=True)
-        except (binascii.Error, TypeError) as error:
-            return refusal(f"serialized_named_tensors: {error}")
-        return done(*await self._update(call, "tensors", problem, "Success"))
 
-    async def _update(self, call: Call, what: str, problem: str | None, message: str) -> tuple[bool, str]:
+        async def unpack() -> None:
+            self.weights.unpack(handles)
+
+        return done(*await self._update(call, "tensors", problem, "Success", unpack))
+
+    async def read_weights(self, call: Call) -> web.Response:
+        found = self.weights.read(call.body["name"], call.body.get("truncate_size", 100))
+        return refusal("Get parameter by name failed") if found is None else answer(found)
+
+    async def _update(
+        self,
+        call: Call,
+        what: str,
+        problem: str | None,
+        message: str,
+        load: Callable[[], Awaitable[None]] | None = None,
+    ) -> tuple[bool, str]:
         """What all updates do, in the server's order: the version changes before the cache refuses to be flushed."""
         body, backend = call.body, self.backend
         version: str | None = body.get("weight_version")
@@ -138,6 +161,10 @@ class Control:
                 problem = "the memory of the weights is released; the real server breaks here"
             if problem is not None:
                 return False, problem
+            try:
+                await (load() if load is not None else asyncio.sleep(0))
+            except (RuntimeError, ValueError) as error:
+                return False, f"Failed to receive weights: {error}"
             if not unchanged:
                 self.loaded.append((what, version))
                 backend.scheduler.change_version(version)
@@ -175,16 +202,18 @@ class Control:
         if missing:
             return invalid(f"missing: {missing}")
         group = body.get("group_name", "weight_update_group")
-        if group in self.groups:
+        if group in self.weights.groups:
             return done(False, f"Failed to initialize custom process group: The group name {group} is already in use.")
-        self.groups.add(group)
+        try:
+            await self.weights.join(group, body)
+        except RuntimeError as error:
+            return done(False, f"Failed to initialize custom process group: {error}.")
         return done(True, "Succeeded to initialize custom process group.")
 
     async def destroy_group(self, call: Call) -> web.Response:
         group = call.body.get("group_name", "weight_update_group")
-        if group not in self.groups:
+        if self.weights.groups.pop(group, None) is None:
             return done(False, "The group to be destroyed does not exist.")
-        self.groups.remove(group)
         return done(True, "Succeeded to destroy custom process group.")
 
     async def update_version(self, call: Call) -> web.Response:
