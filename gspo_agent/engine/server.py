@@ -78,10 +78,10 @@ class Server:
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         ours, theirs = socket.socketpair()
-        with written(self.log), self.log.open("ab") as log:
+        with theirs, written(self.log), self.log.open("ab") as log:
             log.write(f"\n--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {' '.join(self.command)}\n".encode())
             log.flush()
-            self._begun = log.tell()
+            self._begun, self._lifeline = log.tell(), ours
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-E", keeper.__file__, str(theirs.fileno()), *self.command],
                 stdin=subprocess.DEVNULL,
@@ -91,8 +91,6 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        theirs.close()
-        self._lifeline = ours
         return asyncio.ensure_future(off_loop(self._process.wait))
 
     def end(self) -> None:

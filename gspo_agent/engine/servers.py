@@ -65,7 +65,7 @@ class Servers:
         ]
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self._failure: EngineError | None = None
+        self._failure: BaseException | None = None
         self._closing = False
         self._body: asyncio.Task[Any] | None = None
         self._http: aiohttp.ClientSession | None = None
@@ -133,7 +133,7 @@ class Servers:
             return
         if problem is None:
             problem = EngineError("no SGLang server is left; the last: " + self._blamed(self.servers[-1]))
-        self._failure = problem if isinstance(problem, EngineError) else EngineError(repr(problem))
+        self._failure = problem
         if self._body is not None:
             self._body.cancel()
 
