@@ -243,6 +243,33 @@ def doctor(
 
 
 @app.command()
+def verify(
+    gold: Annotated[str, typer.Option(help="The right answer, for --text.")] = "",
+    text: Annotated[str, typer.Option(help=r"A message with its answer in \\boxed{}.")] = "",
+    jsonl: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows of `text` or `text_parts`, `gold`, maybe `id` and `answer_type`, `choices`, `multi`, `rel_tol`, "
+            "`decimals`. Or JSON with a list of `cases`.",
+        ),
+    ] = None,
+    anchors: Annotated[bool, typer.Option(help="Whether 'The answer is ...' counts where there is no box.")] = True,
+) -> None:
+    """Verify mathematical answers: what was extracted, whether it is the gold answer, and why.
+
+    One JSON object for each on standard output: `id`, `correct`, `reason`, `extracted`, `path`, `ms`. The count of each
+    reason comes last, on standard error. Exit status 1 when a row or a gold answer could not be used.
+    """
+    from gspo_agent.entry_points import load_judge
+
+    if jsonl is None and not gold:
+        raise ConfigError("nothing to verify: give --jsonl FILE, or --text and --gold")
+    verify_file = load_judge("math")
+    goodbye = Interruption(goodbye="stopped; what was verified is printed")
+    raise typer.Exit(bool(_run(verify_file(jsonl, text=text, gold=gold, anchors=anchors), goodbye)))
+
+
+@app.command()
 def init_env(
     name: Annotated[str, typer.Argument(help="The environment's name, such as `shop`.", show_default=False)],
     directory: Annotated[Path, typer.Option(help="Where to write it.")] = Path(),

@@ -40,7 +40,7 @@ class Case:
 async def judge_file(path: Path, backend: str = "auto") -> int:
     """Prints one JSON object for each row as soon as it is judged, and on standard error the rows that cannot be used
     and the count of each verdict. Waits for all; returns how many rows could not be used."""
-    rows = list(_rows(path))
+    rows = list(case_rows(path))
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     counts: Counter[str] = Counter()
     bad = 0
@@ -74,7 +74,7 @@ async def judge_file(path: Path, backend: str = "auto") -> int:
     return bad
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+def case_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row); a JSON object with `cases` is the list of these."""
     for place, row in read_path(path):
         if isinstance(row, Mapping) and isinstance(row.get("cases"), list):

@@ -39,7 +39,20 @@ def test_an_unknown_key_is_one_line_before_anything_is_loaded() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "resume", "status", "eval", "rollout", "check", "init-env", "init-model", "audit", "export", "judge"],
+    [
+        "train",
+        "resume",
+        "status",
+        "eval",
+        "rollout",
+        "check",
+        "init-env",
+        "init-model",
+        "audit",
+        "export",
+        "judge",
+        "verify",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     result = CliRunner().invoke(cli.app, [command, "--help"])

@@ -1,0 +1,69 @@
+"""`gspo-agent verify`, run as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_agent import entry_points
+from rewards.math_answer import files
+
+ROOT = Path(__file__).parents[3]
+CASES = ROOT / "tests" / "cases" / "math.json"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gspo_agent.cli", "verify", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_one_text_is_verified_and_says_why() -> None:
+    finished = run("--gold", "0.5", "--text", r"so \boxed{\frac{1}{2}}")
+    (line,) = map(json.loads, finished.stdout.splitlines())
+    assert set(line) == {"id", "correct", "reason", "extracted", "path", "ms"}
+    assert (line["correct"], line["reason"], line["extracted"]) == (True, "equal:num", r"\frac{1}{2}")
+    assert (finished.stderr.strip(), finished.returncode) == ("1 verified, equal:num 1", 0)
+    assert "give --jsonl FILE" in run().stderr
+
+
+async def test_rows_that_cannot_be_used_are_named_and_the_others_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[Any] = [
+        {"id": "right", "text": r"\boxed{7}", "gold": "7"},
+        {"text": r"\boxed{7}", "gold": "8"},
+        {"text": r"\boxed{0.33}", "gold": "1/3", "rel_tol": 0.1},
+        {"text": r"\boxed{C}", "gold": "C", "opts": {"answer_type": "choice", "colour": 1}},
+        {"text": r"\boxed{C}", "gold": "C", "rel_tol": "much"},
+        {"text_parts": [[r"\boxed{7", 1], ["0", 2], ["}", 1]], "gold": "700"},
+        {"text": r"\boxed{7}", "gold": ""},
+        {"gold": "7"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n{")
+    assert await files.verify_file(file) == 5
+    said = capsys.readouterr()
+    found = [json.loads(line) for line in said.out.splitlines()]
+    assert [line["correct"] for line in found] == [True, False, True, True, False]
+    assert (found[0]["id"], found[1]["id"]) == ("right", f"{file}:2")
+    assert found[-1]["reason"] == "gold_invalid"
+    for problem in (":4: opts: unknown option 'colour'", ":5: rel_tol: is 'much'", ":8: text: is missing", ":9: row:"):
+        assert f"{file}{problem}" in said.err
+    assert said.err.splitlines()[-1].startswith("5 verified, ")
+
+
+@pytest.mark.slow
+def test_the_whole_corpus_is_verified_by_the_command() -> None:
+    finished = run("--jsonl", str(CASES))
+    verdicts = {line["id"]: line["correct"] for line in map(json.loads, finished.stdout.splitlines())}
+    assert verdicts == {case["id"]: case["expected"] for case in json.loads(CASES.read_text())["cases"]}
+    assert finished.stderr.splitlines()[-1].startswith("470 verified, ")
+
+
+def test_it_is_found_by_its_entry_point() -> None:
+    assert entry_points.load_judge("math") is files.verify_file
