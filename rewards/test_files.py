@@ -75,7 +75,7 @@ def _problem_of(report: Mapping[str, Any], count: int | None) -> tuple[Class, st
     """What is wrong with a file as a whole: class, reason, error."""
     load, num_tests = report["load"], len(report["tests"])
     if report["refused"]:
-        return "task_error", f"from outside of the solution, tests cannot {report['refused']}", ""
+        return "task_error", str(report["refused"]), ""
     if load:
         verdict: Class = "compile_error" if load["syntax"] else "runtime_error"
         return verdict, f"{explain(verdict, load['error'])} when it is imported", load["text"]

@@ -20,7 +20,7 @@ from gspo_agent.sandbox.limits import SandboxLimits
 
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _TESTER = SandboxLimits(result_bytes=64 << 20)
-_TESTER_CPU_S, _TESTER_WALL_S = 10.0, 30.0  # beside the limits of a test, for pytest itself
+_TESTER_CPU_S, _TESTER_WALL_S = 3.0, 10.0  # beside the limits of a test, for pytest itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ def mirror(description: dict[str, Any], bases: list[type], peer: Any) -> type:
     mixin = RemoteError if failing else Remote
     namespace = {
         "__module__": description["module"],
+        "__doc__": vars(mixin)["__doc__"],
         "__remote__": (peer, description["number"]),
         "__remote_methods__": frozenset(description["methods"]),
         "__remote_container__": bool(description["container"]),
@@ -107,7 +108,13 @@ def _exception(module: str, name: str) -> type | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
+def _called(self: Any, *arguments: Any, **named: Any) -> Any:
+    return self.__remote__[0].ask("call", self, arguments, named)
+
+
 def _forward(name: str) -> Callable[..., Any]:
+    if name == "__call__":
+        return _called
     operator = name in OPERATORS
 
     def special(self: Any, *arguments: Any) -> Any:

@@ -33,7 +33,13 @@ def _await(target: Any) -> Any:
     async def waited() -> Any:
         return await target
 
-    return asyncio.run(waited())
+    # It may be asked in the middle of a loop of this side, which stands still until the other side has its answer.
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return asyncio.run(waited())
+    finally:
+        asyncio._set_running_loop(outer)
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {

@@ -81,6 +81,10 @@ class Peer:
         """Hears of each object that is looked up by name in a module of the other side."""
         return value
 
+    def starred(self, names: Any) -> Any:
+        """What `from module import *` takes of the names that a module of the other side has for it."""
+        return names
+
     def unsupported(self, what: str) -> None:
         raise TypeError(f"cannot {what}")
 
@@ -135,6 +139,9 @@ class Peer:
             return self._pack_class(value)
         if isinstance(value, BaseException):
             return self._pack_error(value)
+        name = getattr(value, "__name__", None) if isinstance(value, types.BuiltinFunctionType) else None
+        if name and vars(builtins).get(name) is value:
+            return {"$builtin": name}
         if isinstance(value, types.ModuleType):
             return {"$module": [self._number(value), value.__name__]}
         kind = classes.data_kind(type(value))
@@ -177,6 +184,8 @@ class Peer:
                 if not isinstance(found, type):
                     raise ValueError(f"{content} is no class")
                 return found
+            case "$builtin" if not self.strict:
+                return vars(builtins)[content]
             case "$class":
                 return self._class(content)
             case "$mine":

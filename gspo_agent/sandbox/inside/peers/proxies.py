@@ -190,7 +190,7 @@ class RemoteModule(types.ModuleType):
             raise AttributeError(name)
         peer = vars(self)["__remote__"][0]
         if name == "__all__":
-            return peer.ask("names", self)
+            return peer.starred(peer.ask("names", self))
         return peer.named(name, peer.ask("get", self, name))
 
     def __setattr__(self, name: str, value: Any) -> None:

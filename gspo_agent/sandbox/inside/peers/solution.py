@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
 import json
 import sys
 import types
@@ -24,12 +26,27 @@ def host_solution(questions: Questions) -> None:
         _Host(questions, json.loads(head)["module"], code).serve()
 
 
+class _Stdin(io.TextIOBase):
+    """The standard input that the tests have set for the time of a call."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+
+    def read(self, size: int | None = -1) -> str:
+        return str(self.peer.ask("read", -1 if size is None else size))
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        return str(self.peer.ask("readline"))
+
+
 class _Host(Peer):
     def __init__(self, questions: Questions, name: str, code: bytes) -> None:
         super().__init__(self._answer, self._question)
         self.questions, self.name, self.code = questions, name, code
         self.file = f"{name}.py"
         program.fresh_main()
+        builtins.input = lambda prompt="": self.ask("input", str(prompt))
+        sys.stdin = _Stdin(self)
         with open(self.file, "wb") as file:
             file.write(code)
 

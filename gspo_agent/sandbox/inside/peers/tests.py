@@ -6,6 +6,8 @@ it was given, and look at public attributes of objects whose classes the test fi
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib.machinery
 import io
 import json
@@ -59,13 +61,12 @@ class _Tester(Peer):
         super().__init__(self._to_solution, self._from_solution)
         self.questions, self.module = questions, module
         self.words = set(re.findall(r"\w+", source))
+        self.bound = _bound(source)
         self.item = 0
         """The test that runs now, counted from 1."""
         self.lost: str | None = None
         """The limit that the solution passed, or how else it ended."""
         self.failed_load: BaseException | None = None
-        self.refused: str | None = None
-        """What the tests did that cannot be done from outside."""
 
     def _to_solution(self, message: bytes) -> None:
         if self.lost:
@@ -108,8 +109,15 @@ class _Tester(Peer):
             value.__remote_named__ = True
         return value
 
+    def starred(self, names: Any) -> Any:
+        """What the tests mention and have not from elsewhere: `abs` of the solution would judge its own results."""
+        wanted = [name for name in names if name in self.words - self.bound]
+        for name in wanted:
+            if hasattr(builtins, name):
+                raise ImportError(f"the solution defines {name!r}, which is built in", name=self.module)
+        return wanted
+
     def unsupported(self, what: str) -> None:
-        self.refused = what
         raise Unsupported(f"from outside of the solution, tests cannot {what}")
 
     def load(self) -> Any:
@@ -123,14 +131,20 @@ class _Tester(Peer):
             raise ImportError(f"the solution does not load: {type(error).__name__}: {error}") from error
 
     def perform(self, operation: str, *arguments: Any) -> Any:
+        if operation == "input":
+            return input(str(*arguments))
+        if operation == "read":
+            return sys.stdin.read(*map(int, arguments))
+        if operation == "readline":
+            return sys.stdin.readline()
         if not self._may(operation, *arguments):
             raise AttributeError(f"the solution may not do this ({operation}) to an object of the tests")
         return super().perform(operation, *arguments)
 
     def _may(self, operation: str, target: Any, name: Any = "", *rest: Any) -> bool:
         match operation:
-            case "call":
-                return callable(target)
+            case "call":  # not `operator.attrgetter`, whose instance was given as a key
+                return callable(target) and (not isinstance(target, type) or target.__module__ == _MODULE)
             case "repr" | "str" | "equal" | "await":
                 return True
             case "get" | "method":
@@ -167,6 +181,21 @@ class _Tester(Peer):
         return super()._pack(value)
 
 
+def _bound(source: str) -> set[str]:
+    """Names that a test file imports by name or defines."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return found
+
+
 class _Finder:
     """Finds the solution's module, before anything on the path could."""
 
@@ -188,10 +217,13 @@ class _Record:
 
     def __init__(self, peer: _Tester) -> None:
         self.peer = peer
+        self.lookup_error: Any = getattr(sys.modules["_pytest.fixtures"], "FixtureLookupError", None)
         self.items: list[str] = []
         self.passed: dict[str, set[str]] = {}
         self.failures: dict[str, dict[str, str]] = {}
         self.seconds: dict[str, float] = {}
+        self.refused: str | None = None
+        """What the tests did that cannot be done from outside."""
         self.broken: BaseException | None = None
         """What the test file itself raised."""
 
@@ -205,6 +237,11 @@ class _Record:
         if report.when == "collect" and call.excinfo is not None:
             error = call.excinfo.value
             self.broken = self.broken or error.__cause__ or error
+            self.hear(error)
+
+    def hear(self, error: BaseException | None) -> None:
+        if isinstance(error, Unsupported):
+            self.refused = self.refused or str(error)
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
         report = yield
@@ -219,10 +256,11 @@ class _Record:
             self.failures.setdefault(nodeid, self.failure(call.excinfo and call.excinfo.value, report))
 
     def failure(self, error: BaseException | None, report: Any) -> dict[str, str]:
+        self.hear(error)
         said = {"class": "wrong_answer", "error": "", "text": report.longreprtext[-_TEXT:]}
         if self.peer.lost and isinstance(error, Lost):
             return {**said, "class": self.peer.lost}
-        if isinstance(error, Unsupported) or type(error).__name__ == "FixtureLookupError":
+        if isinstance(error, Unsupported) or (self.lookup_error and isinstance(error, self.lookup_error)):
             return {**said, "class": "task_error"}
         if report.outcome == "skipped" or hasattr(report, "wasxfail"):
             return {**said, "error": "skipped"}
@@ -248,7 +286,7 @@ class _Record:
             ],
             "seconds": [self.seconds.get(name, 0.0) for name in self.items],
             "lost": self.peer.lost,
-            "refused": self.peer.refused,
+            "refused": self.refused,
             "load": load,
             "broken": self.broken and f"{type(self.broken).__name__}: {self.broken}"[:_TEXT],
             "blamed": self.broken is not None and _is_of_solution(self.broken, self.peer.module),
