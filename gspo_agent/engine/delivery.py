@@ -162,6 +162,15 @@ class Transport:
     seconds: float = 900.0
     """The most that a server may take to load from disk, to join its group, or to take one bucket."""
 
+    @property
+    def routes(self) -> tuple[str, ...]:
+        """What a server has to have for it."""
+        if self.kind == "disk":
+            return ("/update_weights_from_disk",)
+        group = ("/init_weights_update_group", "/destroy_weights_update_group") if self.kind == "distributed" else ()
+        update = ("/begin_weight_update", "/end_weight_update", "/update_weight_version")
+        return (*update, *group, f"/update_weights_from_{self.kind}")
+
     def delivery(self, weights: Weights) -> Delivery:
         """Raises EngineError where nobody could bring these weights so."""
         version, path, source = weights.version, weights.path, weights.source

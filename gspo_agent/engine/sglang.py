@@ -28,6 +28,7 @@ _CONNECT_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 3.0  # less than the five after which a server closes an idle connection
 _INSIST_SECONDS = 0.3  # an abort may overtake the request that it is to end
 _LONGEST_BACK_OFF = 10.0
+_CONTROL = ("/abort_request", "/pause_generation", "/continue_generation")
 _ABORTED = Completion((), "abort")
 
 
@@ -161,7 +162,7 @@ class SGLangEngine:
             flush_cache=self._flush_cache,
             look_every=self._look_every,
             max_misses=self._max_misses,
-            probe=lambda worker: probe(worker, [token % self.vocab_size for token in (1, 2, 3)]),
+            probe=self._probe,
         )
         try:
             await self._fleet.open(self._patience, adopt=self._given_version is not None)
@@ -170,6 +171,10 @@ class SGLangEngine:
             raise
         if self._given_version is not None and self._fleet.target is not None:
             self._versions[self._fleet.target.version] = self._weight_version = self._given_version
+
+    async def _probe(self, worker: Worker) -> None:
+        await worker.require((*_CONTROL, *self._transport.routes))
+        await probe(worker, [token % self.vocab_size for token in (1, 2, 3)])
 
     async def close(self) -> None:
         """Ends what is in flight; whoever waits gets EngineError."""

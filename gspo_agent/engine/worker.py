@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class Unreachable(Unavailable):
 
 class Refused(EngineError):
     """The server understood and said no (4xx); it would say it again."""
+
+    status: int | None = None
 
 
 class State(StrEnum):
@@ -139,6 +141,18 @@ class Worker:
         self.precision = " and ".join(str(said) for said in (dtype, quantization) if said)
         self.sglang = sglang
 
+    async def require(self, routes: Iterable[str]) -> None:
+        """Raises ConfigError where it lacks one of these calls, all of which have to be posted."""
+        for route in routes:
+            try:
+                await self.get(route)
+            except Refused as refused:  # 405 from one that has it
+                if refused.status == 404:
+                    raise ConfigError(
+                        f"{self.url} runs SGLang {self.sglang}, which has no {route}; update it, or see whether "
+                        "something between here and there passes only some calls on"
+                    ) from None
+
     async def model_info(self) -> dict[str, Any]:
         """What it serves; notes its weights."""
         info = await self._get_either("/model_info", "/get_model_info")
@@ -220,7 +234,11 @@ class Worker:
 
 def _failure(url: str, status: int, raw: bytes) -> Unavailable | Refused:
     text = f"{url} answered {status}: {raw[:_MOST_CHARACTERS].decode(errors='replace')}"
-    return Unavailable(text) if status >= 500 or status in (408, 425, 429) else Refused(text)
+    if status >= 500 or status in (408, 425, 429):
+        return Unavailable(text)
+    refused = Refused(text)
+    refused.status = status
+    return refused
 
 
 def _decoded(raw: bytes) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gspo_agent.engine.base import Completion, Engine, Sampling, Weights
+from gspo_agent.engine.delivery import Transport
 from gspo_agent.engine.publish import publish
 from gspo_agent.engine.sglang import SGLangEngine
 from gspo_agent.errors import ConfigError, EngineError
@@ -818,6 +819,42 @@ async def test_a_server_that_is_too_old_is_refused_with_both_versions() -> None:
     async with server(version="0.5.5.post3") as old:
         with pytest.raises(ConfigError, match=r"runs SGLang 0\.5\.5\.post3; the oldest that is supported is 0\.5\.6"):
             await engine_of(old).open()
+
+
+@pytest.mark.parametrize(
+    ("kind", "route"),
+    [
+        ("disk", "/pause_generation"),
+        ("disk", "/update_weights_from_disk"),
+        ("distributed", "/init_weights_update_group"),
+        ("tensor", "/update_weights_from_tensor"),
+    ],
+)
+async def test_a_server_that_lacks_a_call_is_refused_at_the_start(kind: Any, route: str) -> None:
+    async with server() as one:
+        one.order("status", route=route, status=404, times=None)
+        with pytest.raises(ConfigError, match=rf"{one.url} runs SGLang 0\.5\.23, which has no {route}; update it"):
+            await engine_of(one, transport=Transport(kind)).open()
+
+
+async def test_a_server_that_knows_only_the_older_names_is_asked_by_those(weights: Callable[[int], Weights]) -> None:
+    async with server() as one:
+        for route in ("/server_info", "/model_info"):
+            one.order("status", route=route, status=404, times=None)
+        engine = engine_of(one)
+        await engine.open()
+        await publish(weights(3), engine)
+        assert versions(await ask(engine)) == [3]
+        await engine.close()
+
+
+async def test_what_another_way_of_the_weights_would_need_may_be_missing() -> None:
+    async with server() as one:
+        for route in Transport("tensor").routes:
+            one.order("status", route=route, status=404, times=None)
+        engine = engine_of(one)
+        await engine.open()
+        await engine.close()
 
 
 @pytest.mark.parametrize("wrong", ["first logprob only", "no logprobs"])

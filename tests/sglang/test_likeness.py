@@ -34,6 +34,7 @@ CALLS: dict[str, tuple[str, Any]] = {
     "what it serves, by the older name": ("GET /get_model_info", None),
     "health": ("GET /health_generate", None),
     "no route": ("GET /workers", None),
+    "another method": ("GET /update_weights_from_disk", None),
     "a request": ("POST /generate", ASKED),
     "a request without logprobs": ("POST /generate", {**ASKED, "return_logprob": False}),
     "a stream": ("POST /generate", {**ASKED, "stream": True}),

@@ -81,7 +81,7 @@ class SGLangServer:
         """
         self._site = Site(host, port)
         self.requests: list[Received] = []
-        """Every call, in the order in which they came."""
+        """Every call of a route, in the order in which they came."""
         self.faults: list[Fault] = []
         """All that meet a call strike it."""
         args: dict[str, Any] = {
@@ -208,7 +208,8 @@ class SGLangServer:
             body = orjson.loads(raw) if raw else {}
         except orjson.JSONDecodeError as problem:
             return invalid(f"invalid JSON: {problem}")
-        self.requests.append(Received(http.path, body, http.headers.copy()))
+        if handler != self._no_route:
+            self.requests.append(Received(http.path, body, http.headers.copy()))
         faults = [fault for fault in self.faults if fault.meets(http.path, str(body.get("rid") or ""))]
         call = Call(http, body, faults)
         for fault in faults:
@@ -228,8 +229,9 @@ class SGLangServer:
             return invalid(f"missing: {missing}")
         return await self._spoil(call, response) if isinstance(response, web.Response) else response
 
-    @staticmethod
-    async def _no_route(call: Call) -> web.Response:
+    async def _no_route(self, call: Call) -> web.Response:
+        if any(line.endswith(f" {call.http.path}") for line in self._routes):
+            return answer({"detail": "Method Not Allowed"}, 405)
         return answer({"detail": "Not Found"}, 404)
 
     async def _spoil(self, call: Call, response: web.Response) -> web.StreamResponse:
