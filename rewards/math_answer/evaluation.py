@@ -43,7 +43,8 @@ class Evaluator:
     def ctx(self) -> Any:
         if self._ctx is None:
             self._ctx = _context()
-        self._ctx.prec = self.precision
+        if self._ctx.prec != self.precision:
+            self._ctx.prec = self.precision
         return self._ctx
 
     # Bounds

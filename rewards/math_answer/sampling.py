@@ -11,7 +11,7 @@ from rewards.math_answer.evaluation import difference, settled
 from rewards.math_answer.nodes import Node, holds, placed, variables
 from rewards.math_answer.outcomes import Rejected, Undecided, Undefined
 
-_POSITIVE, _POINTS = 5, 9
+_POSITIVE, _POINTS = 4, 7
 """Sample points with positive coordinates only, and in all; two more lie far out."""
 _MOST_FAR = 10**6
 
@@ -21,7 +21,7 @@ def _coordinate(name: str, index: int) -> Fraction:
     """Coordinates of the sample points: fixed, unlike one another, small enough for high powers."""
     draw = random.Random(f"{name}/{index}")
     denominator = draw.choice((89, 97, 101, 103))
-    scale = (1, 2, 4, 1, 3)[index % _POSITIVE]
+    scale = (1, 2, 4, 3)[index % _POSITIVE]
     value = Fraction(draw.randrange(1, denominator) + denominator * (scale - 1), denominator)
     return -value if index >= _POSITIVE and (draw.random() < 0.6 or index == _POSITIVE) else value
 
@@ -104,13 +104,12 @@ def constant_ratio(a: Node, b: Node) -> Any | None:
     for _, point in _points(a, b, names)[:_POINTS]:
         here = ("/", placed(a, point), placed(b, point))
         try:
-            if not settled(here, {}, _log_base(0))[0]:
-                return None
-            if first is not None and difference((here, first), {}, _log_base(0))[2]:
+            ratio = settled(here, {}, _log_base(0))[0]
+            if not ratio or (first is not None and difference((here, first), {}, _log_base(0))[2]):
                 return None
         except Undefined:
             continue
-        first = first or here
+        first = first or (("num", ratio) if isinstance(ratio, Fraction) else here)
         compared += 1
     if first is None or compared < _POSITIVE:
         return None

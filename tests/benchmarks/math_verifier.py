@@ -1,0 +1,120 @@
+"""The math verifier beside math-verify 0.9.0 in one run: verifications a CPU second, CPU time of each, wrong verdicts.
+
+`python -m tests.benchmarks.math_verifier`, where math-verify 0.9.0 (with an antlr4 runtime) is installed; without it,
+ours alone. Each set is judged by both, one text after another in this process, warm. CPU time, because a busy
+machine makes wall time a matter of its scheduler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rewards.math_answer import verify
+
+Row = tuple[str, str, bool]
+"""(text, gold, whether it is right)."""
+Judge = Callable[[str, str], bool]
+_CASES = Path(__file__).parents[1] / "cases" / "math.json"
+_ORDINARY = {
+    "integer": 50, "fraction": 15, "radical": 8, "settuple": 6, "interval": 5, "units": 5, "polynomial": 5,
+    "percent": 3, "text": 3,
+}  # fmt: skip
+"""In a hundred answers of a data set like MATH, about as many are of each kind of the corpus."""
+_HOSTILE = 0.05
+
+
+def ours(text: str, gold: str) -> bool:
+    return verify(text, gold).correct
+
+
+def math_verify() -> Judge | None:
+    try:
+        import math_verify as other
+    except ImportError:
+        return None
+    target = [other.LatexExtractionConfig(), other.ExprExtractionConfig()]
+
+    def judge(text: str, gold: str) -> bool:
+        wanted = other.parse(f"${gold}$", extraction_config=target)
+        return bool(other.verify(wanted, other.parse(text, extraction_config=target)))
+
+    return judge
+
+
+def sets(num: int) -> dict[str, list[Row]]:
+    rng = random.Random(0)
+    rows: dict[str, list[Row]] = {}
+    for case in json.loads(_CASES.read_text())["cases"]:
+        text = case["text"] if "text" in case else "".join(part * times for part, times in case["text_parts"])
+        if not case.get("opts"):
+            kind = "hostile" if case.get("hostile") else case["tag"]
+            rows.setdefault(kind, []).append((text, case["gold"], case["expected"]))
+    tags = rng.choices(list(_ORDINARY), list(_ORDINARY.values()), k=num)
+    ordinary = [rng.choice(rows[tag]) for tag in tags]
+    mixed = [rng.choice(rows["hostile"]) if rng.random() < _HOSTILE else row for row in ordinary]
+    whole = [row for kind in rows if kind != "hostile" for row in rows[kind]]
+    return {
+        "AIME integers": [_aime(rng) for _ in range(num)],
+        "ordinary responses": ordinary,
+        "5 % hostile": mixed,
+        "every kind alike": [rng.choice(whole) for _ in range(num)],
+    }
+
+
+def _aime(rng: random.Random) -> Row:
+    gold, right = rng.randrange(1000), rng.random() < 0.5
+    given = gold if right else rng.randrange(1000)
+    prose = "Let us count the ways in which the two sequences meet. " * rng.randrange(5, 40)
+    return f"{prose}So the answer is $\\boxed{{{given:03}}}$.", str(gold), given == gold
+
+
+def measured(judge: Judge, rows: list[Row]) -> dict[str, Any]:
+    times, wrong, accepted = [], 0, 0
+    for text, gold, right in rows:
+        began = time.thread_time()
+        try:
+            said = judge(text, gold)
+        except Exception:
+            said = False
+        times.append(time.thread_time() - began)
+        wrong += said != right
+        accepted += said and not right
+    times.sort()
+    return {
+        "per_second": len(times) / sum(times),
+        "p50_ms": 1000 * times[len(times) // 2],
+        "p99_ms": 1000 * times[int(0.99 * len(times))],
+        "max_ms": 1000 * times[-1],
+        "wrong": wrong,
+        "wrong_accepted": accepted,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num", type=int, default=400, help="texts of each set")
+    num = parser.parse_args().num
+    other = math_verify()
+    for name, rows in sets(num).items():
+        measured(ours, rows[:50])
+        results = {"ours": measured(ours, rows)}
+        if other is not None:
+            measured(other, rows[:20])
+            results["math-verify"] = measured(other, rows)
+        for who, result in results.items():
+            print(f"{name:20} {who:12}", *(f"{key} {value:10.3f}" for key, value in result.items()))
+        if other is not None:
+            ratio = results["ours"]["per_second"] / results["math-verify"]["per_second"]
+            print(f"{name:20} ratio {ratio:.1f}", flush=True)
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
