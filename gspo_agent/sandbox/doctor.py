@@ -52,9 +52,9 @@ class Diagnosis:
         if self.chosen is None:
             return "\n".join([*lines, "no code is run on this machine: nothing isolates it"])
         lines.append(f"code runs in: {self.chosen}")
-        if self.chosen == "landlock":
+        if self.chosen in ("landlock", "container"):
             lost = (confined.__doc__ or "").partition("What is lost against `ns`:\n")[2]
-            lines += ["what that lacks, and ns has (its remedy is above):", textwrap.indent(lost.rstrip(), "  ")]
+            lines += ["what that lacks, and ns has:", textwrap.indent(lost.rstrip(), "  ")]
         return "\n".join(lines)
 
 

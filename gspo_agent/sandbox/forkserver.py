@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import socket
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from gspo_agent.errors import SandboxError
-from gspo_agent.sandbox import probe
+from gspo_agent.sandbox import container, probe
 from gspo_agent.sandbox.inside import frames
 from gspo_agent.sandbox.probe import NotIsolated
 from gspo_agent.sandbox.settings import Backend, SandboxSettings
 
+_log = logging.getLogger(__name__)
 PREFERRED: tuple[Backend, ...] = ("ns", "landlock")
 
 _PACKAGE = Path(__file__).parent
@@ -50,23 +52,23 @@ class ForkServer:
         self.backend = settings.backend
         if not sys.platform.startswith("linux"):
             raise SandboxError(f"the sandbox needs Linux (namespaces and seccomp); this is {sys.platform}")
-        self._control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with far:
-            self._process = subprocess.Popen(
-                [settings.interpreter, *_FLAGS, "-c", _BOOT],
-                stdin=far.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        self._owner, self._packages = os.getpid(), list(packages)
-        self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner)
+        self._code, self._packages, self._scratch = str(_PACKAGE), list(packages), tempfile.gettempdir()
+        self._trainer: int | None = os.getpid()
+        remove: list[str] = []
+        if self.backend == "container":
+            self._control, self._process, remove = container.start(settings, packages, [*_FLAGS, "-c", _BOOT])
+            self._code, self._scratch, self._trainer = container.CODE, "/tmp", None
+            self._packages = [f"{container.PACKAGES}/{os.path.basename(path)}" for path in packages]
+        else:
+            self._control, self._process = _start(settings.interpreter)
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner, remove)
         try:
             hello = self._hello()
             self.own_uids = bool(hello["own_uids"])
-            if self.backend != "unsafe":
+            if self.backend == "unsafe":
+                _log.warning('sandbox.backend = "unsafe": code of models runs unconfined, as user %d', os.getuid())
+            else:
                 self._probe(hello["canary"])
         except BaseException:
             self.close()
@@ -102,12 +104,12 @@ class ForkServer:
         self._control.settimeout(_START_S)
         hello: dict[str, Any] = {}
         with contextlib.suppress(OSError):
-            self._control.send(str(_PACKAGE).encode())
+            self._control.send(self._code.encode())
             wanted = {
-                "trainer": os.getpid(),
-                "backend": self.backend,
+                "trainer": self._trainer,
+                "backend": "landlock" if self.backend == "container" else self.backend,
                 "packages": self._packages,
-                "scratch": tempfile.gettempdir(),
+                "scratch": self._scratch,
             }
             self._control.send(json.dumps(wanted).encode())
             hello = json.loads(self._control.recv(1 << 16) or b"{}")
@@ -136,6 +138,21 @@ class ForkServer:
         probe.judge(self.backend, header, *blobs)
 
 
+def _start(interpreter: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with far:
+        process = subprocess.Popen(
+            [interpreter, *_FLAGS, "-c", _BOOT],
+            stdin=far.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=_ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
+    return control, process
+
+
 def choose(settings: SandboxSettings, packages: Sequence[str] = ()) -> ForkServer:
     """The server of the named backend, or of the first that holds here; SandboxError names what failed of each."""
     if settings.backend != "auto":
@@ -153,7 +170,7 @@ def choose(settings: SandboxSettings, packages: Sequence[str] = ()) -> ForkServe
     )
 
 
-def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int, remove: list[str]) -> None:
     control.close()
     if os.getpid() != owner:
         return  # a fork of the process that started it has no business in ending it
@@ -165,7 +182,8 @@ def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int) 
         handle = os.pidfd_open(process.pid)
         ended = select.poll()
         ended.register(handle, select.POLLIN)
-        ended.poll(_STOP_MS)
+        if not ended.poll(_STOP_MS) and remove:
+            subprocess.run(remove, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     if handle is not None:
         os.close(handle)
     process.kill()

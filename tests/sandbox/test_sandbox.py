@@ -201,13 +201,16 @@ async def test_shared_sandbox_is_one_and_comes_back_after_closing() -> None:
     await second.close()
 
 
-async def test_unsafe_runs_only_when_asked_for_and_marks_every_record() -> None:
+async def test_unsafe_runs_only_when_asked_for_says_so_and_marks_every_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert marks() == {}
     share(SandboxSettings("unsafe"))
     try:
         assert marks() == {"unsafe_sandbox": 1.0}
         own = shared_sandbox()
         assert own.server().backend == "unsafe"
+        assert "runs unconfined" in caplog.text
         before = survivors.descendants(own.server().pid)
         escape = (
             "import os\nopen('x', 'w')\nif os.fork() == 0:\n    import time; time.sleep(60)\nprint(os.listdir('.'))"

@@ -45,12 +45,14 @@ def main() -> None:
     """The launcher. Descriptor 0 is the control socket; its first packet is the configuration."""
     control = socket.socket(fileno=os.dup(0))
     wanted = json.loads(control.recv(1 << 16))
-    trainer_pid, packages = int(wanted["trainer"]), wanted["packages"]
+    packages = wanted["packages"]
     if packages:
         from . import exchange as exchange  # while its file is in sight
-    trainer = os.pidfd_open(trainer_pid)
-    if os.getppid() != trainer_pid:
-        os._exit(0)  # it died before we could watch it
+    trainer = None
+    if wanted["trainer"]:  # from inside a container it can't be seen; its end closes the control socket
+        trainer = os.pidfd_open(wanted["trainer"])
+        if os.getppid() != wanted["trainer"]:
+            os._exit(0)  # it died before we could watch it
     try:
         walls = _BACKENDS[wanted["backend"]](packages, wanted["scratch"])
         server = walls.launch(lambda: _serve(control, walls), lambda error: _report(control, error))
@@ -80,11 +82,12 @@ def _report(control: socket.socket, error: BaseException) -> None:
     control.send(json.dumps(said).encode())
 
 
-def _watch(trainer: int, server: int, walls: Walls) -> None:
+def _watch(trainer: int | None, server: int, walls: Walls) -> None:
     """Waits for the first of the two to end and ends the other, what the server left, and itself."""
     handle = os.pidfd_open(server)
     waiting = select.poll()
-    waiting.register(trainer, select.POLLIN)
+    if trainer is not None:
+        waiting.register(trainer, select.POLLIN)
     waiting.register(handle, select.POLLIN)
     waiting.poll()
     signal.pidfd_send_signal(handle, signal.SIGKILL)
