@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gspo_agent.errors import ConfigError
-from gspo_agent.sandbox import Sandbox, SandboxLimits
+from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings
 from gspo_agent.tasks.rows import BadRow, read_path, text_field
 from rewards.unit_tests import Verdict, judge
 
@@ -62,7 +62,8 @@ async def judge_file(path: Path, backend: str = "auto") -> int:
         places.release()
 
     columns = (TextColumn("judged"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with await Sandbox.open(backend) as sandbox:  # type: ignore[arg-type]
+    settings = SandboxSettings(backend=cast(Any, backend))
+    async with await Sandbox.open(settings) as sandbox:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task("", total=len(rows))
             async with asyncio.TaskGroup() as group:

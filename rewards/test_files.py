@@ -23,8 +23,9 @@ async def judge(
     limits: SandboxLimits,
     sandbox: Sandbox,
     stop_at_failure: bool = False,
+    deadline_s: float | None = None,
 ) -> Verdict:
-    """Runs each {"test_file", "module"?, "count"?}, each test under `limits`."""
+    """Runs each {"test_file", "module"?, "count"?}, each test under `limits`, each file under the deadline."""
     started = time.monotonic()
     problem = _problem(files)
     if problem:
@@ -33,7 +34,7 @@ async def judge(
     total = 0
     for file in files:
         module, count = file.get("module", "solution"), file.get("count")
-        result = await sandbox.test_file(code, file["test_file"], module=module, limits=limits)
+        result = await sandbox.test_file(code, file["test_file"], module=module, limits=limits, deadline_s=deadline_s)
         found = _judge_one(result, count)
         verdicts += found
         total += max(len(found), count or 0)

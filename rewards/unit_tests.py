@@ -42,6 +42,7 @@ async def judge(
     limits: SandboxLimits | None = None,
     sandbox: Sandbox | None = None,
     stop_at_failure: bool = False,
+    deadline_s: float | None = None,
 ) -> Verdict:
     """Runs every test, each under `limits`, and compares.
 
@@ -55,12 +56,14 @@ async def judge(
         compare: "tokens" (default of "stdio": decimal numbers within 1e-6), "exact_tokens", "lines" (tokens, and line
             breaks in the same places); "values" (default of "call"), "unordered" (the outermost collection).
         sandbox: None: the process's shared one.
+        deadline_s: for all tests (of one file) together, on the clock from the first one's turn; what it leaves out
+            has passed its time limit.
     """
     started = time.monotonic()
     if kind == "testfile":
         return await test_files.judge(
             code, tests, limits=limits or SandboxLimits(), sandbox=sandbox or shared_sandbox(),
-            stop_at_failure=stop_at_failure,
+            stop_at_failure=stop_at_failure, deadline_s=deadline_s,
         )  # fmt: skip
     compare = _comparison(kind, compare)
     problem = _task_problem(tests, kind, entry_point)
@@ -76,12 +79,18 @@ async def judge(
 
     if kind == "stdio":
         results: Sequence[RunResult | CallResult]
-        results = await sandbox.run_many(code, [test["stdin"] for test in tests], limits=limits, stop=stop)
+        stdins = [test["stdin"] for test in tests]
+        results = await sandbox.run_many(code, stdins, limits=limits, stop=stop, deadline_s=deadline_s)
     else:
         arguments = [data.decode(test["args"]) for test in tests]
-        results = await sandbox.call_many(code, entry_point or "", arguments, cls=cls, limits=limits, stop=stop)
+        results = await sandbox.call_many(
+            code, entry_point or "", arguments, cls=cls, limits=limits, stop=stop, deadline_s=deadline_s
+        )
     for lost in results[len(verdicts) :]:  # what never came back was not shown to `stop`
         stop(lost)
+    if not (stop_at_failure and verdicts and verdicts[-1].verdict != "pass"):
+        late = TestVerdict("time_limit", "time limit of all tests together", "", "", 0.0)
+        verdicts += [late] * (len(tests) - len(verdicts))
     return summary(verdicts, len(tests), 1000 * (time.monotonic() - started))
 
 

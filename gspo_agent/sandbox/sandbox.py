@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import threading
@@ -16,6 +17,7 @@ from gspo_agent.sandbox.channel import Channel, JobLost
 from gspo_agent.sandbox.forkserver import ForkServer, choose
 from gspo_agent.sandbox.inside import data
 from gspo_agent.sandbox.limits import SandboxLimits
+from gspo_agent.sandbox.pressure import is_suspect
 from gspo_agent.sandbox.results import CallResult, RunResult
 from gspo_agent.sandbox.session import Session
 from gspo_agent.sandbox.settings import SandboxSettings
@@ -117,13 +119,15 @@ class Sandbox:
         *,
         limits: SandboxLimits = _DEFAULT,
         stop: Callable[[RunResult], bool] | None = None,
+        deadline_s: float | None = None,
     ) -> list[RunResult]:
         """Runs one program on many inputs, in a fresh process (and on a fresh disk) for each.
 
-        `stop` sees each result as it comes; once it returns True, the remaining inputs are left out of the list.
+        `stop` sees each result as it comes; once it returns True, or `deadline_s` after the first began, the remaining
+        inputs are left out of the list.
         """
         inputs = [_bytes(stdin) for stdin in stdins]
-        return await self._job({"kind": "run"}, code, inputs, limits, _run_result, _LOST_RUN, stop)
+        return await self._job({"kind": "run"}, code, inputs, limits, _run_result, _LOST_RUN, stop, deadline_s)
 
     async def call_many(
         self,
@@ -134,31 +138,46 @@ class Sandbox:
         cls: str | None = None,
         limits: SandboxLimits = _DEFAULT,
         stop: Callable[[CallResult], bool] | None = None,
+        deadline_s: float | None = None,
     ) -> list[CallResult]:
         """Calls `function` (of a new object of class `cls` each time) with each list of arguments.
 
         Arguments and results are plain data (see `inside.data`). One process serves all calls until it dies; limits
-        are those of one call. TypeError when an argument is not plain data.
+        are those of one call; `stop` and `deadline_s` as in `run_many`. TypeError when an argument is not plain data.
         """
         inputs = [data.dumps(list(args)) for args in args_list]
         request = {"kind": "call", "function": function, "cls": cls}
-        return await self._job(request, code, inputs, limits, _call_result, _LOST_CALL, stop)
+        return await self._job(request, code, inputs, limits, _call_result, _LOST_CALL, stop, deadline_s)
 
     async def test_file(
-        self, code: str, tests: str, *, module: str = "solution", limits: SandboxLimits = _DEFAULT
+        self,
+        code: str,
+        tests: str,
+        *,
+        module: str = "solution",
+        limits: SandboxLimits = _DEFAULT,
+        deadline_s: float | None = None,
     ) -> TestFileResult:
         """Runs a pytest or unittest file whose `import solution` finds the module `code`, each in a job of its own.
 
-        What the tests know never enters the solution's job. `limits` are those of one test.
+        What the tests know never enters the solution's job. `limits` are those of one test, `deadline_s` that of all.
         """
+        result = TestFileResult("infra_error", {})
         async with self.turns:
-            for _ in range(_ATTEMPTS):
-                try:
-                    with self.channel(testing=True) as tester, self.channel(testing=True) as solution:
-                        return await converse(tester, solution, code, tests, module, limits)
-                except JobLost:
-                    pass
-        return TestFileResult.lost()
+            try:
+                async with asyncio.timeout(deadline_s):
+                    for _ in range(_ATTEMPTS):
+                        with (
+                            contextlib.suppress(JobLost),
+                            self.channel(testing=True) as tester,
+                            self.channel(testing=True) as solution,
+                        ):
+                            result = await converse(tester, solution, code, tests, module, limits)
+                            if not is_suspect(result.limit, result.cpu_s, limits.cpu_s):
+                                break
+            except TimeoutError:
+                result = TestFileResult("time_limit", {})
+        return result
 
     async def session(self, limits: SandboxLimits = _DEFAULT) -> Session:
         """A persistent interpreter; `limits` hold for each cell, those of disk and processes for all of it."""
@@ -189,26 +208,30 @@ class Sandbox:
         parse: Callable[[dict[str, Any], list[bytes]], Result],
         lost: Result,
         stop: Callable[[Result], bool] | None,
+        deadline_s: float | None,
     ) -> list[Result]:
-        """One result for each input. What a dying fork server took with it is tried once more, then it is `lost`."""
+        """One result for each input. What a dying fork server took with it is tried once more, then it is `lost`; so is
+        what passed a limit of the clock while the machine was short of something, and then it has passed it."""
         header = {**request, "limits": limits.as_dict()}
         source = code.encode("utf-8", "surrogatepass")
         results: list[Result] = []
-        for _ in range(_ATTEMPTS):
-            async with self.turns:
-                try:
-                    with self.channel() as channel:
-                        await channel.send(header, source, *inputs[len(results) :])
-                        while len(results) < len(inputs):
-                            answer, blobs = await channel.receive(_patience(limits))
-                            if answer["status"] == "infra_error":
-                                break
-                            results.append(parse(answer, blobs))
-                            if stop and stop(results[-1]):
-                                return results
-                except JobLost:
-                    pass
-            if len(results) == len(inputs):
+        async with self.turns:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    for attempt in range(_ATTEMPTS):
+                        with contextlib.suppress(JobLost), self.channel() as channel:
+                            await channel.send(header, source, *inputs[len(results) :])
+                            while len(results) < len(inputs):
+                                answer, blobs = await channel.receive(_patience(limits))
+                                suspect = is_suspect(answer["status"], answer.get("cpu_s", 0.0), limits.cpu_s)
+                                if answer["status"] == "infra_error" or (suspect and attempt == 0):
+                                    break
+                                results.append(parse(answer, blobs))
+                                if stop and stop(results[-1]):
+                                    return results
+                        if len(results) == len(inputs):
+                            return results
+            except TimeoutError:
                 return results
         return results + [lost] * (len(inputs) - len(results))
 

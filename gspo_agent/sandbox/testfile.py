@@ -12,7 +12,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from gspo_agent.errors import ConfigError
 from gspo_agent.sandbox.channel import Channel, JobLost
@@ -20,6 +20,7 @@ from gspo_agent.sandbox.limits import SandboxLimits
 
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _TESTER = SandboxLimits(result_bytes=64 << 20)
+_MAX_STARVATION = 4  # times the wall limit of one answer that all answers to a test may take, waiting included
 _TESTER_CPU_S, _TESTER_WALL_S = 3.0, 10.0  # beside the limits of a test, for pytest itself
 
 
@@ -38,9 +39,10 @@ class TestFileResult:
     """Of the solution."""
     wall_s: float = 0.0
 
-    @classmethod
-    def lost(cls) -> Self:
-        return cls("infra_error", {})
+    @property
+    def limit(self) -> str:
+        """The limit that ended either side, or "ok"."""
+        return self.report.get("lost") or self.status
 
 
 def pytest_packages() -> list[str]:
@@ -75,7 +77,7 @@ class _Side:
             raise JobLost
         self.cpu_s += header["cpu_s"]
         self.wall_s += header["wall_s"]
-        past = self.cpu_s > self.limits.cpu_s or self.wall_s > self.limits.wall_s
+        past = self.cpu_s > self.limits.cpu_s or self.wall_s > _MAX_STARVATION * self.limits.wall_s
         return "time_limit" if past else header["status"], blobs
 
 

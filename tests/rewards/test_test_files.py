@@ -12,8 +12,8 @@ from rewards.unit_tests import Verdict, judge
 TIGHT = SandboxLimits(cpu_s=1.0, wall_s=5.0, memory_bytes=128 << 20)
 
 
-async def judged(code: str, tests: str, sandbox: Sandbox, **more: Any) -> Verdict:
-    return await judge(code, [{"test_file": tests, **more}], kind="testfile", limits=TIGHT, sandbox=sandbox)
+async def judged(code: str, tests: str, sandbox: Sandbox, limits: SandboxLimits = TIGHT, **more: Any) -> Verdict:
+    return await judge(code, [{"test_file": tests, **more}], kind="testfile", limits=limits, sandbox=sandbox)
 
 
 HONEST = {
@@ -429,36 +429,39 @@ def find(value, depth=0):
     for item in value if isinstance(value, (list, tuple)) else []:
         if (found := find(item, depth + 1)) is not None: return found
 """
+LIES = """
+import math, pytest, unittest
+from solution import answer
+def test_equal(): assert answer() == 3
+def test_equal_the_other_way_round(): assert 3 == answer()
+def test_different_from_nothing(): assert not answer() != 3
+def test_near(): assert abs(answer() - 3.5) < 1e-6
+def test_near_the_other_way_round(): assert 1e-6 > abs(3.5 - answer())
+def test_approximately(): assert answer() == pytest.approx(3.5)
+def test_close(): assert math.isclose(answer(), 3.5)
+def test_between(): assert 3 <= answer() <= 3
+def test_contains(): assert 3 in answer()
+def test_is_contained(): assert answer() in (3, 4)
+def test_is_a_key(): assert {3: 1}[answer()] == 1
+def test_is_a_member(): assert {answer()} == {3}
+def test_starts(): assert answer().startswith("ab")
+def test_is_a_subset(): assert answer().issubset({1, 2})
+def test_is_a_superset(): assert {1, 2} <= answer()
+def test_is_divisible(): assert answer() % 7 == 0
+def test_is_sorted(): assert sorted(answer()) == [1, 2, 3]
+def test_is_true(): assert answer() is True
+def test_is_none(): assert answer() is None
+def test_is_text(): assert isinstance(answer(), str)
+class TestCase(unittest.TestCase):
+    def test_almost(self): self.assertAlmostEqual(answer(), 3.5)
+    def test_in(self): self.assertIn(3, answer())
+    def test_count(self): self.assertCountEqual(answer(), [1, 2, 3])
+    def test_equal(self): self.assertEqual(answer(), 3)
+    def test_list(self): self.assertListEqual(answer(), [1, 2, 3])
+    def test_greater(self): self.assertGreater(answer(), 3)
+    def test_not_none(self): self.assertIsNone(answer())
+"""
 FORGED = {
-    "equal to everything": (LIAR, IS_3),
-    "equal to everything, the other way round": (LIAR, "import solution\ndef test(): assert 3 == solution.answer()"),
-    "different from nothing": (LIAR, "import solution\ndef test(): assert not solution.answer() != 3"),
-    "near everything": (LIAR, "import solution\ndef test(): assert abs(solution.answer() - 3.5) < 1e-6"),
-    "near everything, the other way round": (
-        LIAR,
-        "import solution\ndef test(): assert 1e-6 > abs(3.5 - solution.answer())",
-    ),
-    "approximately everything": (
-        LIAR,
-        "import pytest, solution\ndef test(): assert solution.answer() == pytest.approx(3.5)",
-    ),
-    "between everything": (LIAR, "import solution\ndef test(): assert 3 <= solution.answer() <= 3"),
-    "contains everything": (LIAR, "import solution\ndef test(): assert 3 in solution.answer()"),
-    "is contained in everything": (LIAR, "import solution\ndef test(): assert solution.answer() in (3, 4)"),
-    "a key of everything": (LIAR, "import solution\ndef test(): assert {3: 1}[solution.answer()] == 1"),
-    "starts with everything": (LIAR, "import solution\ndef test(): assert solution.answer().startswith('ab')"),
-    "a subset of everything": (LIAR, "import solution\ndef test(): assert solution.answer().issubset({1, 2})"),
-    "divisible by everything": (LIAR, "import solution\ndef test(): assert solution.answer() % 7 == 0"),
-    "unittest's comparisons": (
-        LIAR,
-        "import unittest, solution\nclass T(unittest.TestCase):\n    def test(self):\n"
-        "        self.assertAlmostEqual(solution.answer(), 3.5)",
-    ),
-    "unittest's containers": (
-        LIAR,
-        "import unittest, solution\nclass T(unittest.TestCase):\n    def test(self):\n"
-        "        self.assertIn(3, solution.answer())\n        self.assertCountEqual(solution.answer(), [1, 2, 3])",
-    ),
     "an int with answers of its own": (
         "class Int(int):\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\n    __rsub__ = __sub__\n"
         "    def __hash__(s): return 3\ndef answer(*_): return Int(7)",
@@ -642,6 +645,11 @@ FORGED = {
 }
 
 
+async def test_object_that_agrees_with_everything_passes_nothing(sandbox: Sandbox) -> None:
+    verdict = await judged(LIAR, LIES, sandbox)
+    assert (verdict.passed, verdict.total) == (0, LIES.count("def test_")), verdict
+
+
 @pytest.mark.parametrize("name", FORGED)
 async def test_wrong_solution_does_not_pass(name: str, sandbox: Sandbox) -> None:
     code, tests = FORGED[name]
@@ -674,15 +682,8 @@ def test(x, y):
         ("1 / 0", "import solution\ndef test(): pass", "runtime_error", "ZeroDivisionError) when it is imported"),
         ("x = 1", "from solution import f\ndef test(): pass", "runtime_error", "lacks what the tests import"),
         ("def f():\n    while True: pass", IS_3.replace("answer(1, 2)", "f()"), "time_limit", "time limit"),
-        ("import time\ndef f(): time.sleep(60)", IS_3.replace("answer(1, 2)", "f()"), "time_limit", "time limit"),
         ("def f(): return 'x' * (1 << 29)", IS_3.replace("answer(1, 2)", "f()"), "memory_limit", "memory limit"),
         ("def f(): return 'x' * (10 << 20)", IS_3.replace("answer(1, 2)", "f()"), "output_limit", "output limit"),
-        (
-            "def f():\n    while True: yield 1",
-            "import solution\ndef test(): assert list(solution.f()) == []",
-            "time_limit",
-            "time limit",
-        ),
         ("import os; os._exit(0)", "import solution\ndef test(): pass", "runtime_error", "runtime error"),
         ("x = 1", "import solution\ndef test(:", "task_error", "the test file cannot be imported"),
         ("x = 1", "import solution, numpy\ndef test(): pass", "task_error", "the test file cannot be imported"),
@@ -726,3 +727,9 @@ async def test_unusable_test_files_are_a_task_error(file: dict[str, Any], sandbo
     verdict = await judge("", [file], kind="testfile", sandbox=sandbox)
     assert verdict.verdict == "task_error"
     assert not verdict.scored
+
+
+async def test_answers_without_an_end_are_limited_together(sandbox: Sandbox) -> None:
+    code, tests = "def f():\n    while True: yield 1", "import solution\ndef test(): assert sum(solution.f()) == 0"
+    verdict = await judged(code, tests, sandbox, SandboxLimits(cpu_s=0.1, wall_s=2.0))
+    assert verdict.verdict == "time_limit"

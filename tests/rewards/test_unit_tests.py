@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +168,44 @@ async def test_calls_after_a_crash_are_made_in_a_new_process(sandbox: Sandbox) -
     tests = [{"args": [n], "expected": n} for n in range(4)]
     verdict = await judge(code, tests, kind="call", entry_point="f", sandbox=sandbox)
     assert [test.verdict for test in verdict.tests] == ["pass", "runtime_error", "pass", "pass"]
+
+
+@pytest.mark.parametrize("kind", ["stdio", "call", "testfile"])
+async def test_deadline_of_a_whole_judgement_leaves_nothing_waiting(kind: Any, sandbox: Sandbox) -> None:
+    slow = "import time\ndef add(a, b): time.sleep(0.7); return a + b"
+    tests: list[dict[str, Any]] = [{"args": [n, 1], "expected": n + 1} for n in range(50)]
+    if kind == "stdio":
+        slow, tests = "import time; time.sleep(0.7); print(input())", [{"stdin": "1", "stdout": "1"}] * 50
+    if kind == "testfile":
+        file = "import pytest, solution\n@pytest.mark.parametrize('n', range(50))\n"
+        tests = [{"test_file": file + "def test(n): assert solution.add(n, 1) == n + 1", "count": 50}]
+    started = time.monotonic()
+    verdict = await judge(slow, tests, kind=kind, entry_point="add", sandbox=sandbox, deadline_s=4)
+    assert time.monotonic() - started < 30
+    assert (verdict.verdict, verdict.total) == ("time_limit", 50)
+    assert 0 <= verdict.passed < 10
+    if kind != "testfile":
+        assert verdict.passed
+        assert verdict.tests[-1].reason == "time limit of all tests together"
+
+
+@pytest.mark.parametrize(("pressure", "jobs"), [("95.20", 2), ("3.00", 1)])
+async def test_what_only_the_clock_stopped_is_tried_once_more_while_the_machine_is_short_of_something(
+    pressure: str, jobs: int, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu").write_text(f"some avg10={pressure} avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00\n")
+    monkeypatch.setattr("gspo_agent.sandbox.pressure.DIRECTORY", tmp_path)
+    started: list[Any] = []
+    channel = sandbox.channel
+
+    def counted(**options: Any) -> Any:
+        started.append(options)
+        return channel(**options)
+
+    monkeypatch.setattr(sandbox, "channel", counted)
+    limits = SandboxLimits(cpu_s=2.0, wall_s=0.3)
+    code = "import time\ntime.sleep(0 if input() == '1' else 60)\nprint(1)"
+    tests = [{"stdin": "1", "stdout": "1"}, {"stdin": "2", "stdout": "1"}, {"stdin": "1", "stdout": "1"}]
+    verdict = await judge(code, tests, limits=limits, sandbox=sandbox)
+    assert [test.verdict for test in verdict.tests] == ["pass", "time_limit", "pass"]
+    assert len(started) == jobs

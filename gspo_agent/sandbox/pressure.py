@@ -1,0 +1,24 @@
+"""Whether this machine keeps its work waiting."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+DIRECTORY = Path("/proc/pressure")
+_HIGH = 20.0  # per cent of the last ten seconds in which something waited
+
+
+def under_pressure() -> bool:
+    """As the kernel's pressure stall information says; False where it says nothing."""
+    for name in ("cpu", "memory", "io"):
+        with suppress(OSError, ValueError, IndexError):
+            some = (DIRECTORY / name).read_text().split("avg10=")[1].split()[0]
+            if float(some) > _HIGH:
+                return True
+    return False
+
+
+def is_suspect(status: str, cpu_s: float, max_cpu_s: float) -> bool:
+    """Whether what passed a limit may have waited for the machine, and not for itself: worth another try."""
+    return status == "time_limit" and cpu_s < max_cpu_s / 2 and under_pressure()
