@@ -134,6 +134,8 @@ class Comparison:
     def unordered(self, a: Unordered, b: Unordered) -> bool:
         if a.elided or b.elided:
             return self.in_order(a.items, b.items)
+        if len({isinstance(item, Assignment) for item in (*a.items, *b.items)}) > 1:
+            return False  # 3, 5 does not say which is a of a = 5, b = 3
         mine = self.distinct(a.items) if a.braced else list(a.items)
         theirs = self.distinct(b.items) if b.braced else list(b.items)
         return len(mine) == len(theirs) and self.matched(mine, theirs)
@@ -179,7 +181,8 @@ class Comparison:
                 return self.same(answer.value, gold.value)
             return self.equations(answer, gold), "name"
         if isinstance(answer, Equation) or isinstance(gold, Equation):
-            return self.equations(answer, gold), "equation"
+            # 3x + 7 = 22 is the question, not x = 5.
+            return not _solves(gold) and self.equations(answer, gold), "equation"
         return self.same(_unnamed(answer), _unnamed(gold))
 
     def equations(self, a: Value, b: Value) -> bool:
@@ -194,7 +197,7 @@ class Comparison:
 
     def inequalities(self, answer: Value, gold: Value) -> bool:
         a, b = _as_inequality(answer), _as_inequality(gold)
-        if a is None or b is None or a.sign != b.sign:
+        if a is None or b is None or a.sign != b.sign or (isinstance(gold, RealSet) and not _isolated(a)):
             return False
         factor = self.factor((a.left, a.right), (b.left, b.right))
         return factor is not None and (a.sign == "!=" or bool(factor > 0))
@@ -289,6 +292,19 @@ def _as_real_set(value: Value) -> RealSet | None:
         return RealSet(tuple(pieces_of(value)))
     except Unread:
         return None
+
+
+def _solves(value: Value) -> bool:
+    """Whether it says what a variable is."""
+    return isinstance(value, Assignment) and isinstance(value.value, Scalar) and not variables(value.value.node)
+
+
+def _isolated(inequality: Inequality) -> bool:
+    """2x > 14, but not 2x + 1 > 15, which may be the question."""
+    sides = sorted((inequality.left, inequality.right), key=lambda side: len(variables(side)))
+    term = sides[1][1] if sides[1][0] == "-" else sides[1]
+    factors = term[1] if term[0] == "*" else (term,)
+    return not variables(sides[0]) and all(factor[0] == "var" or not variables(factor) for factor in factors)
 
 
 def _as_inequality(value: Value) -> Inequality | None:

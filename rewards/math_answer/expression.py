@@ -360,6 +360,8 @@ class _Parser:
         else:
             self.take("{")
             variable = self.next().text
+            if variable in ("i", "e"):
+                raise Unread
             self.take("=")
             low = self.sum()
             self.take("}")

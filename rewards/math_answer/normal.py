@@ -74,7 +74,10 @@ _PIECE = re.compile(rf"{WORD_START}[^{WORD_END}]*{WORD_END}|(\\?)([^\W\d_]+(?:['
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _BINOMIAL = re.compile(r"\\[dt]binom(?![A-Za-z])")
 _LABEL = re.compile(
-    rf"^[{WORD_START}]?(?:the )?(?:final )?answer[{WORD_END}]?\s*(?:is(?![a-z])\s*:?|:)\s*", re.IGNORECASE
+    "^"
+    + "".join(rf"(?:{WORD_START}?{word}{WORD_END}?\s*)?" for word in ("the", "final"))
+    + rf"{WORD_START}?answer{WORD_END}?\s*(?:{WORD_START}is{WORD_END}\s*:?|is(?![a-z])\s*:?|:)\s*",
+    re.IGNORECASE,
 )
 
 

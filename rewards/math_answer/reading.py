@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 from rewards.math_answer import expression, relations
@@ -150,7 +151,11 @@ def _enclosed(tokens: list[Token]) -> Value | None:
     if first == r"\{" or last == r"\}":
         if first + last != r"\{\}":
             raise Unread
-        return Unordered(tuple(map(read_tokens, _commas(inner))), braced=True) if inner else Symbol("emptyset")
+        return (
+            replace(relations.flat(list(map(read_tokens, _commas(inner)))), braced=True)
+            if inner
+            else Symbol("emptyset")
+        )
     if not inner:
         raise Unread
     items = _commas(inner)

@@ -9,6 +9,7 @@ from typing import Any
 from rewards.math_answer.nodes import variables
 from rewards.math_answer.outcomes import Unread
 from rewards.math_answer.tokens import Token
+from rewards.math_answer.units import REFUSED, words
 from rewards.math_answer.values import (
     LINE,
     Assignment,
@@ -25,6 +26,7 @@ from rewards.math_answer.values import (
 
 SIGNS = ("=", "<", ">", "<=", ">=", "!=", "in")
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+_ARTICLES = words("a an the this")
 _NAME = re.compile(
     r"[A-Za-z](?:_\w+|_\{[\w,]+\})?'?(?:\([A-Za-z](?:,[A-Za-z])*\))?|(?:m?angle|triangle|m angle)?[A-Z]{1,4}"
     r"|(?:overline|\|)?\{?[A-Z]{2}\}?\|?|frac\{d[a-z]\}\{d[a-z]\}"
@@ -55,7 +57,8 @@ def read_relation(tokens: list[Token], read: Callable[[list[Token]], Value]) -> 
 def name_of(tokens: list[Token]) -> str | None:
     """What stands left of "=" and only names the value: x, f(x), AB, an angle, words; None for anything else."""
     if all(token.kind == "word" for token in tokens):
-        return " ".join(token.text.casefold() for token in tokens)
+        said = [token.text.casefold() for token in tokens]
+        return None if REFUSED.intersection(said) - _ARTICLES else " ".join(said)
     if len(tokens) == 1 and tokens[0].kind == "let" and len(tokens[0].text) > 1:
         return tokens[0].text
     text = "".join(token.text for token in tokens)

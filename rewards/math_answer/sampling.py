@@ -11,7 +11,7 @@ from rewards.math_answer.evaluation import difference, settled
 from rewards.math_answer.nodes import Node, holds, placed, variables
 from rewards.math_answer.outcomes import Rejected, Undecided, Undefined
 
-_POSITIVE, _POINTS = 4, 7
+_POSITIVE, _POINTS = 4, 8
 """Sample points with positive coordinates only, and in all; two more lie far out."""
 _MOST_FAR = 10**6
 
@@ -22,8 +22,14 @@ def _coordinate(name: str, index: int) -> Fraction:
     draw = random.Random(f"{name}/{index}")
     denominator = draw.choice((89, 97, 101, 103))
     scale = (1, 2, 4, 3)[index % _POSITIVE]
-    value = Fraction(draw.randrange(1, denominator) + denominator * (scale - 1), denominator)
-    return -value if index >= _POSITIVE and (draw.random() < 0.6 or index == _POSITIVE) else value
+    return Fraction(draw.randrange(1, denominator) + denominator * (scale - 1), denominator)
+
+
+def _near(names: list[str], index: int) -> dict[str, Fraction]:
+    """All positive, all negative, and then neighbours of unlike sign: sqrt(a^2 b^2) is not ab."""
+    negative = (lambda _: True, lambda rank: rank % 2 == 0, lambda rank: rank % 2 == 1, lambda rank: rank // 2 % 2 == 0)
+    signed = negative[index - _POSITIVE] if index >= _POSITIVE else lambda _: False
+    return {name: _coordinate(name, index) * (-1 if signed(rank) else 1) for rank, name in enumerate(names)}
 
 
 def _far(name: str, index: int, constant: int) -> Fraction:
@@ -68,7 +74,7 @@ def same_everywhere(a: Node, b: Node, names: frozenset[str]) -> bool:
 def _points(a: Node, b: Node, names: frozenset[str]) -> list[tuple[int, dict[str, Fraction]]]:
     if holds(a, _counts) or holds(b, _counts):
         return [(index, {name: _whole(name, index) for name in names}) for index in range(_POINTS)]
-    near = [(index, {name: _coordinate(name, index) for name in names}) for index in range(_POINTS)]
+    near = [(index, _near(sorted(names), index)) for index in range(_POINTS)]
     constant = max(_largest(a), _largest(b))
     far = [(index, {name: _far(name, index, constant) for name in names}) for index in (_POINTS, _POINTS + 1)]
     return near + far

@@ -60,16 +60,19 @@ SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "百": 10**2,
     "千": 10**3, "万": 10**4, "亿": 10**8,
 }  # fmt: skip
-_REFUSED = words(
-    "approximately approx about roughly or and not maybe perhaps possibly nearly almost least most more less than over "
-    "under up to below above between from either neither but if is are was be plus minus times divided squared cubed "
-    "factorial negative positive ago loss deficit down half quarter third thirds halves quarters dozen dozens score "
-    "pair pairs fewer extra short wrong incorrect fifths sixths sevenths eighths ninths tenth tenths hundredth "
-    "hundredths thousandths millionths halve exactly correct answer this the a an around only because since so "
-    "hundreds thousands millions bc one two three four five six seven eight nine ten until except without any other "
-    "another nor vs equals equal true false yes no sqrt pi infinity base mod remainder r 或 约 左右 大约 负 不"
+REFUSED = words(
+    "approximately approx about roughly or and not maybe perhaps possibly nearly almost least most more less than "
+    "over under up to below above between from either neither but if is are was be plus minus times divided squared "
+    "cubed factorial negative positive ago loss deficit down half quarter third thirds halves quarters dozen dozens "
+    "score tens ones root power tenths pair pairs fewer extra short wrong incorrect fifths sixths sevenths eighths "
+    "ninths tenth hundredth hundredths thousandths millionths halve exactly correct answer this the a an around only "
+    "because since so hundreds thousands millions bc one two three four five six seven eight nine ten until except "
+    "without any other another nor vs equals equal true false yes no sqrt pi infinity base mod remainder r 或 "
+    "约 左右 大约 负 不"
 )
 """Words behind which a number is another one, or only one of several."""
+_LETTERS = frozenset("mgshlLNJWVAKCF")
+"""Units of one letter; 5i is another number than 5."""
 _ORDINALS = words("th st nd rd")
 MAX_WORDS = 6
 
@@ -86,7 +89,7 @@ def unit_of(words: list[str]) -> str | None:
     parts: list[str] = []
     for word in words:
         low = word.casefold()
-        if low in _REFUSED:
+        if low in REFUSED or (len(word) == 1 and word.isalpha() and word.isascii() and word not in _LETTERS):
             return None
         if low in ("per", "/", "每"):
             parts.append("/")

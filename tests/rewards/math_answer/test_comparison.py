@@ -7,6 +7,55 @@ import pytest
 from rewards.math_answer import verify
 
 EQUAL = r"""
+\text{The answer is } 5 | 5
+\text{Answer: } 5 | 5
+\{1\pm\sqrt{5},-2\} | \{-2,1+\sqrt5,1-\sqrt5\}
+\$32,\!348 | 32348
+10,\!080 | 10080
+\frac{1}{4}\text{ units}^2 | \frac14
+8\sqrt5\text{ ft} | 8\sqrt{5}
+0.\overline{09} | \frac{1}{11}
+12_3 | 12_{3}
+(3,\frac{\pi}{2}) | \left( 3, \frac{\pi}{2} \right)
+(-\infty, -5] \cup [5,\infty) | [5,\infty)\cup(-\infty,-5]
+\text{June 20} | \text{June 20}
+x=4, y=7 | y=7, x=4
+\frac{\sqrt[3]{4}}{2} | 2^{-1/3}
+1.45\times10^{-7} | 0.000000145
+\sqrt{x}-\sqrt{y} | -\sqrt{y}+\sqrt{x}
+3\sqrt{3}\pi | 3\pi\sqrt{3}
+-\frac{\sqrt{2}}{2} | -\frac{1}{\sqrt{2}}
+\frac{-1+\sqrt{5}}{2} | \frac{\sqrt5-1}{2}
+\frac{9\sqrt{3}}{4} | \frac{9}{4}\sqrt{3}
+5\sqrt{2} \text{ cm} | 5\sqrt2
+\text{Maria} | Maria
+\mathrm{Yes} | \text{yes}
+i\sqrt{3} | \sqrt{3}i
+\frac{3}{2}, -\frac{1}{2} | -0.5, 1.5
+2, -1 | -1, 2
+f(x)=2x+1 | f(x)=1+2x
+\cos^{-1}(0) | \frac{\pi}{2}
+120^\circ | 120
+x\ge 7 | [7,\infty)
+7\le x<9 | [7,9)
+x>3 \text{ or } x<-1 | (-\infty,-1)\cup(3,\infty)
+100! | 100!
+\binom{10}{3} | 120
+\frac{n(n+1)(2n+1)}{6} | \frac{2n^3+3n^2+n}{6}
+2^{n}-1 | -1+2^n
+3^{2n+1} | 3\cdot 9^n
+(a+b)(a-b) | a^2-b^2
+\frac{x+1}{x-1} | 1+\frac{2}{x-1}
+\frac{1}{2}\ln 3 | \ln\sqrt{3}
+\arctan\frac12+\arctan\frac13 | \frac{\pi}{4}
+\sqrt{3+2\sqrt{2}} | 1+\sqrt{2}
+\sqrt[3]{2+\sqrt5}+\sqrt[3]{2-\sqrt5} | 1
+\tan\frac{\pi}{8} | \sqrt{2}-1
+e^{\ln 5} | 5
+4:3 | 4 : 3
+\text{A, C} | A, C
+1 \text{ hour} | 1 \text{ hr}
+\frac{3}{4}\text{ hour} | 0.75 \text{ hours}
 -2x > 14 | x<-7
 x^2-4>0 | x^2>4
 \sqrt{2}x+\sqrt{2}y=2 | x+y=\sqrt{2}
@@ -159,11 +208,119 @@ x=y | y=x
 \frac{3}{4} \text{ cup} | 3/4
 7\% | 7
 \lfloor \pi \rfloor | 3
-2\text{ S} | 2 \text{ s}
 """
 
 DIFFERENT = r"""
+\frac{2\pi}{3} | 120^\circ
 3\pi | 9.42477796076938
+\sqrt{a^2b^2} | ab
+\sqrt{a^2}b | ab
+|a|b | ab
+a|b| | ab
+|ab|c | abc
+a|bc| | abc
+|ac|b | abc
+|abc| | abc
+5,3 | a=3,b=5
+3,5 | a=5,b=3
+3x+7=22 | x=5
+2x=10 | x=5
+2x+1>15 | x>7
+x+x>14 | x>7
+\text{not} = 5 | 5
+5\text{i} | 5
+5\text{x} | 5
+5\text{ tens} | 5
+\sum_{i=1}^{3} i | 3i
+x-5=0 | x=5
+x^2=25 | x=5
+\text{The answer is not } 5 | 5
+\text{The answer is } 5 \text{ or } 6 | 5
+(1\pm\sqrt2, 3) | (1+\sqrt2,3)
+1:2 | 0.5
+5 \text{ of } 6 | 5
+5 \text{ out of } 6 | 5
+5\frac{1}{2}\% | 5
+5^\circ | 5\%
+5\text{ pm} | 5 \text{ am}
+5 \text{ a.m.} | 5 \text{ p.m.}
+\text{June 20} | \text{June 21}
+\text{June } 20 | 20
+\text{Type 1} | 1
+\text{Case 2: } 7 | 7
+\sqrt{49}+1 | 7
+7-0.0000000001 | 7
+7 \pm 0 | 7
+7 \pm 0.1 | 7
+[7] | 7
+\{7,7\} | 7
+(7) (8) | 7
+7(1) | 8
+7:00 | 7
+7;8 | 7
+7|8 | 7
+7,000 | 7
+7.000.000 | 7
+7.0.0 | 7
+7e | 7
+7E0 | 70
+0x7 | 7
+0b111 | 7
+7_2 | 7
+7^0 | 7
+\log_7 7 | 7
+\frac{d}{dx}7x | 7
+7 \text{ (mod 8)} | 7
+\operatorname{rank} = 8 | 7
+\max = 8 | 7
+y=7x | 7x^2
+(x+1)(x-1) | x^2+1
+a^2+b^2 | (a+b)^2
+\sin^2 x | \sin x^2
+\sin 2x | 2\sin x
+\tan x | \frac{\cos x}{\sin x}
+e^{x+y} | e^x+e^y
+\ln(x+y) | \ln x+\ln y
+\sqrt{a^2+b^2} | a+b
+\frac{1}{a+b} | \frac{1}{a}+\frac{1}{b}
+x_{12} | x_1x_2
+xy | x+y
+|x+y| | |x|+|y|
+\lfloor x \rfloor | x
+n^2+n+41 | n^2+n+40
+2^{2^5}+1 | 2^{32}
+10^{18}+1 | 10^{18}
+\frac{10^{18}+1}{10^{18}} | 1
+F_n | F_{n+1}
+\alpha+\beta | \alpha-\beta
+\theta | \phi
+\frac{a}{b}c | \frac{a}{bc}
+AB+BC | AC
+\vec{a} | a
+\overrightarrow{AB} | AB
+\triangle ABC | \triangle DEF
+ABCD | ABDC
+P(A) | P(B)
+p \to q | q \to p
+p \land q | p \lor q
+\forall x | \exists x
+A \cup B | A \cap B
+A\cup B | B
+(A \cup B) | A
+\{a,b\} | \{a,c\}
+(a,b) | (b,a)
+[a,b] | (a,b)
+\{1,\ldots,10\} | \{1,\ldots,11\}
+1,\ldots,10 | 10
+\infty,7 | 7
+(7,\infty) | [7,\infty)
+(-\infty,7) | (7,\infty)
+x \ge 7 \text{ and } x \le 9 | [7,9)
+\text{none} | \text{all}
+\text{two} | 2
+\text{increasing} | \text{decreasing}
+\text{Alice and Bob} | \text{Alice}
+\text{Alice, Bob} | \text{Alice}
 |x-10| | 10-x
 \sqrt{(x-1000)^2} | 1000-x
 \$5 | 5\%
@@ -375,6 +532,7 @@ three | 3
 1st | 2
 2 \text{ tenths} | 2
 2\text{ m} | 2 \text{ min}
+2\text{ S} | 2 \text{ s}
 C or D | C
 A, B | A
 B and C | B
