@@ -75,6 +75,9 @@ class EngineConfig(Section):
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+")]] = []
     """Of the servers, as in ["http://a:30000"], or of routers. None: those of `servers`."""
     servers: ServersConfig = ServersConfig()
+    placement: Literal["separate", "colocated"] = "separate"
+    """"colocated": servers and learner share GPUs. While the learner works, the servers release their memory; episodes
+    stay as they are, and what was computed for them is computed anew. Servers need `--enable-memory-saver`."""
     weights: Literal["disk", "distributed", "tensor"] = "disk"
     """How weights reach servers. "disk": through the run directory, which they see under the same path. "distributed":
     sent by the learner, over NCCL between GPUs, else over gloo. "tensor": handed over by the learner, which is on the
@@ -102,6 +105,11 @@ class EngineConfig(Section):
         given = ["urls"] * bool(self.urls) + ["servers"] * (self.servers != ServersConfig())
         if self.kind != "sglang" and given:
             raise ValueError(f'{given[0]} are given, but kind is "{self.kind}"; write kind = "sglang"')
+        if self.placement == "colocated" and (self.kind != "sglang" or self.weights == "distributed"):
+            raise ValueError(
+                'placement = "colocated" is for kind = "sglang" with weights = "tensor" or "disk"; given are '
+                f'kind = "{self.kind}" and weights = "{self.weights}"'
+            )
         return self
 
 
@@ -323,6 +331,11 @@ class Config(Section):
         rollout = self.rollout
         if rollout.min_group > rollout.group_size:
             raise ValueError(f"rollout.min_group {rollout.min_group} is above group_size {rollout.group_size}")
+        if self.engine.placement == "colocated" and rollout.mode == "async":
+            raise ValueError(
+                'rollout.mode "async" samples while the learner works, and engine.placement "colocated" gives the '
+                'learner the memory for that; write rollout.mode = "carry_over" or engine.placement = "separate"'
+            )
         return self
 
     @classmethod

@@ -137,7 +137,9 @@ def shared_out(config: Config, visible: Sequence[str]) -> list[list[str]]:
 
 
 def _learners(config: Config) -> int | None:
-    """The GPU that the learner takes."""
+    """The GPU that the learner keeps to itself."""
+    if config.engine.placement == "colocated":
+        return None
     kind, _, number = config.learner.device.partition(":")
     return None if kind == "cpu" else int(number or 0)
 

@@ -164,6 +164,8 @@ class Session:
             screen.phase("learning")
             if config.rollout.mode != "async":
                 await collector.pause()
+            if config.engine.placement == "colocated":
+                await engine.release()
             metrics = await off_loop(self._learn, learner, lease)
             step += 1
             saved = None

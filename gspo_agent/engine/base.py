@@ -122,6 +122,10 @@ class Engine(Protocol):
 
     async def resume(self) -> None: ...
 
+    async def release(self) -> None:
+        """In a pause: lets go of the memory that it computes in until the next `update_weights`, as far as it can."""
+        ...
+
     async def update_weights(self, weights: Weights) -> None:
         """Returns when every later token comes from `weights`. Requests in flight go on under them."""
         ...

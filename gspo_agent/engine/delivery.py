@@ -23,6 +23,15 @@ class Delivery(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """The weights that all are to have."""
+
+    version: str
+    bring: Delivery | None
+    """None: nobody knows where they are; who lacks them stays out."""
+
+
+@dataclass(frozen=True, slots=True)
 class FromDisk:
     """Every server reads a directory, which it sees under the same path."""
 

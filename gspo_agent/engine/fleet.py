@@ -7,13 +7,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, cast
 
 import aiohttp
 
 from gspo_agent.engine.call import Call
-from gspo_agent.engine.delivery import Delivery
+from gspo_agent.engine.delivery import Target
 from gspo_agent.engine.router import Router
 from gspo_agent.engine.worker import Refused, State, Unavailable, Worker
 from gspo_agent.errors import ConfigError, EngineError, GspoAgentError
@@ -23,15 +22,6 @@ PauseMode = Literal["in_place", "retract", "abort"]
 _HOMES = 1 << 17
 _SOON_SECONDS = 1.0  # from a look without an answer to the next
 _LAST_SECONDS = 60.0  # the longest that passes between two tries to bring a server back
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The weights that all are to have."""
-
-    version: str
-    bring: Delivery | None
-    """None: nobody knows where they are; who lacks them stays out."""
 
 
 class Fleet:
@@ -56,7 +46,7 @@ class Fleet:
         """`probe` raises where a server that was examined cannot be worked with all the same."""
         self.workers: list[Worker] = []
         self.target: Target | None = None
-        self.paused = False
+        self.paused = self._released = False
         self.waiting: set[Call] = set()
         """Calls that wait until somebody can be asked."""
         self._urls, self._http = [url.rstrip("/") for url in urls], http
@@ -180,8 +170,9 @@ class Fleet:
 
     async def _examine(self, worker: Worker) -> None:
         await worker.examine()
-        await worker.resume()  # whoever paused it before may be dead
-        await self._probe(worker)
+        if not worker.released:
+            await worker.resume()  # whoever paused it before may be dead
+            await self._probe(worker)
 
     async def add(self, url: str, *, keep: bool = True) -> None:
         """A server, or a router with all that are behind it, joins; it is asked once it has the current weights."""
@@ -268,7 +259,8 @@ class Fleet:
             worker.misses = 0
             if not worker.sglang:
                 await self._examine(worker)
-            if target is None or target is not self.target:  # an update that came meanwhile gives them itself
+            # An update that came meanwhile gives them itself, as the next does to who let go of them.
+            if target is None or target is not self.target or self._released:
                 return
             if worker.weights != target.version:
                 await self._take_from_traffic(worker, f"it has weights {worker.weights!r}, not {target.version!r}")
@@ -309,7 +301,7 @@ class Fleet:
 
         Raises EngineError where all that answer refuse, or none answers for so many seconds.
         """
-        self.target = target
+        self.target, self._released = target, False
         for worker in self.workers:
             if worker.state is State.SERVING:
                 worker.state = State.UPDATING
@@ -349,9 +341,10 @@ class Fleet:
     async def _give(self, worker: Worker, target: Target) -> None:
         """Pause, bring, verify, go on; what runs there goes on under the new weights."""
         assert target.bring is not None
-        if self.paused and self._pause_mode == "abort":  # would wait forever for requests that are held in place
-            await worker.resume()
-        await worker.pause(self._pause_mode)
+        if not worker.released:  # else it is paused
+            if self.paused and self._pause_mode == "abort":  # would wait forever for requests that are held in place
+                await worker.resume()
+            await worker.pause(self._pause_mode)
         await target.bring(worker, flush_cache=self._flush_cache and not self.namespaced)
         if not self.paused:
             await worker.resume()
@@ -371,6 +364,17 @@ class Fleet:
         for call in self.calls():
             call.hold(True)
         await self._all(lambda worker: worker.pause("in_place"))
+
+    async def release(self) -> None:
+        """In a pause: servers let go of their memory until the next update; what runs there is computed anew then."""
+        self._released = True
+
+        async def release(worker: Worker) -> None:
+            await worker.pause("retract")
+            async with worker.lock:
+                await worker.release()
+
+        await self._all(release)
 
     async def resume(self) -> None:
         self.paused = False

@@ -109,6 +109,9 @@ class LocalEngine:
     async def resume(self) -> None:
         await self._command(lambda: self._set_paused(False))
 
+    async def release(self) -> None:
+        """Its memory stays: it is this process's own."""
+
     async def update_weights(self, weights: Weights) -> None:
         """Copies the tensors in between two decoding steps. What does not fit: EngineError, and nothing changed."""
         named = await off_loop(lambda: list(weights.tensors()))  # they may come from another process

@@ -14,8 +14,8 @@ import numpy as np
 
 from gspo_agent.engine.base import Completion, Sampled, Sampling, Weights
 from gspo_agent.engine.call import Call, escaped
-from gspo_agent.engine.delivery import Transport
-from gspo_agent.engine.fleet import Fleet, PauseMode, Target
+from gspo_agent.engine.delivery import Target, Transport
+from gspo_agent.engine.fleet import Fleet, PauseMode
 from gspo_agent.engine.probe import probe
 from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply
 from gspo_agent.engine.request import Asked
@@ -368,6 +368,9 @@ class SGLangEngine:
 
     async def resume(self) -> None:
         await self.fleet.resume()
+
+    async def release(self) -> None:
+        await self.fleet.release()
 
     async def update_weights(self, weights: Weights) -> None:
         """Every server gets the weights as `transport` says, and says that it has them; who does not gets no request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OLDEST = "0.5.6"
 """The oldest SGLang that is spoken with: the first with pause modes, cache namespaces and /model_info."""
 _MOST_CHARACTERS = 500
+_PARTS = "weights", "kv_cache"
+_RELEASED = " released "
 _JSON = {"Content-Type": "application/json"}
 _STREAM_END = b"data: [DONE]"
 _TAIL_SECONDS = 1.0
@@ -68,7 +70,7 @@ class Worker:
         """Tensor-parallel ranks."""
         self.replicas = 1
         """Data-parallel ones, and pipeline stages: of both, transfers know one."""
-        self.cuda = False
+        self.cuda = self.saves_memory = False
         self.link: tuple[Source, str] | None = None
         """Its process group with whoever has the weights: there, and its name."""
         self.misses = 0
@@ -134,6 +136,7 @@ class Worker:
         if model.get("is_generation") is False:
             raise ConfigError(f"{self.url} serves {model.get('model_path')!r}, which generates nothing")
         self.ranks, self.cuda = int(info.get("tp_size") or 1), info.get("device") == "cuda"
+        self.saves_memory = bool(info.get("enable_memory_saver"))
         self.replicas = int(info.get("dp_size") or 1) * int(info.get("pp_size") or 1)
         self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
         self.increments = bool(info.get("incremental_streaming_output"))
@@ -165,7 +168,46 @@ class Worker:
         await self.post("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        await self.post("/continue_generation", {})
+        """It computes again, unless its memory is released."""
+        if not self.released:
+            await self.post("/continue_generation", {})
+
+    @property
+    def released(self) -> list[str]:
+        """Parts of its memory that are. What it calls its weights says so, since nothing else of a server does, and
+        whoever released them may have died."""
+        return (self.weights or "").partition(_RELEASED)[2].split()
+
+    async def release(self) -> None:
+        """Lets go of its memory until it is given weights; it is paused, and nothing is held in place."""
+        if self.cuda and not self.saves_memory:
+            raise ConfigError(
+                f"{self.url} cannot release its memory: start it with --enable-memory-saver, or write "
+                'engine.placement = "separate"'
+            )
+        before = self.weights or ""
+        await self.call_weights(self._named("none", _PARTS))
+        try:
+            await self._call(
+                "POST", self.url + "/release_memory_occupation", orjson.dumps({"tags": _PARTS}), seconds=60
+            )
+        except Refused:
+            await self.call_weights(before)
+            raise
+
+    async def _regain(self, *parts: str) -> None:
+        if self.released:
+            await self.model_info()  # it may have restarted
+        for part in parts:
+            if part in self.released:
+                await self._call(
+                    "POST", self.url + "/resume_memory_occupation", orjson.dumps({"tags": [part]}), seconds=60
+                )
+                await self.call_weights(self._named("none", [other for other in self.released if other != part]))
+
+    @staticmethod
+    def _named(what: str, released: Sequence[str]) -> str:
+        return f"{what}{_RELEASED}{' '.join(released)}" if released else what
 
     async def abort(self, rid: str) -> None:
         """Ends the requests whose id begins with `rid`. Servers of one tokenizer process want the id of one that is
@@ -174,6 +216,7 @@ class Worker:
 
     async def load(self, path: str, version: str, *, flush_cache: bool, seconds: float) -> None:
         """Takes the weights from a directory, and sees that it has them. Raises Refused where it hasn't."""
+        await self._regain(*_PARTS)
         body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
         answer = await self.post("/update_weights_from_disk", body, seconds=seconds)
         if not answer.get("success"):
@@ -183,7 +226,8 @@ class Worker:
     async def begin_update(self, version: str) -> None:
         """What comes until `end_update` are parts of these weights; meanwhile it says that it has neither the old nor
         the new, for whoever finds it so."""
-        await self.call_weights(f"{version} unfinished")
+        await self._regain("weights")
+        await self.call_weights(self._named(f"{version} unfinished", self.released))
         try:
             await self.post("/begin_weight_update")
         except Refused:  # what did not come to an end is still open
@@ -193,12 +237,14 @@ class Worker:
     async def end_update(self, version: str) -> None:
         """It has all parts. Raises Refused where it does not say so."""
         await self.post("/end_weight_update")
+        await self._regain("kv_cache")
         await self.call_weights(version)
         await self._verify(version)
 
     async def call_weights(self, version: str) -> None:
         """What it has is called so from now on."""
         await self.post("/update_weight_version", {"new_version": version, "abort_all_requests": False})
+        self.weights = version
 
     async def _verify(self, version: str) -> None:
         await self.model_info()

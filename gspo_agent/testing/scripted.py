@@ -112,6 +112,9 @@ class ScriptedEngine:
     async def resume(self) -> None:
         self._running.set()
 
+    async def release(self) -> None:
+        return None
+
     async def update_weights(self, weights: Weights) -> None:
         self.weight_version = weights.version
 

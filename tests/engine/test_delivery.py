@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,3 +206,91 @@ async def test_a_server_that_is_none_for_transfers_is_named_with_the_remedy() ->
             await publish(owner.step(1), engine)
         with pytest.raises(EngineError, match=r"weights 2 have nobody who could send them: give Weights.source"):
             await publish(Weights(2, None, lambda: ()), engine)
+
+
+# ---- one machine's GPUs for both
+
+
+def memory(one: SGLangServer) -> list[Any]:
+    """What was asked of it, in order, with the parts of its memory that are meant."""
+    routes = (
+        "/pause_generation", "/release_memory_occupation", "/resume_memory_occupation", "/begin_weight_update",
+        "/update_weights_from_disk", "/end_weight_update", "/continue_generation",
+    )  # fmt: skip
+    return [
+        (call.route.split("_")[0], *(call.body.get("tags") or [call.body.get("mode")]))
+        for call in one.requests
+        if call.route in routes
+    ]
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+async def test_memory_is_released_while_the_learner_works_and_episodes_go_on_behind_it(mode: str) -> None:
+    async with running(2, "tensor", {"ranks": 2}, pause_mode=mode) as (engine, servers, owner):
+        await publish(owner.step(1), engine)
+        for one in servers:
+            one.hold_after = 40
+            one.requests.clear()
+        requests = [asyncio.create_task(ask(engine, f"{n}-1/")) for n in range(4)]
+        for one in servers:
+            await one.sampled(40, requests=2)
+        await engine.pause()
+        await engine.release()
+        assert [one.weight_version for one in servers] == ["none released weights kv_cache"] * 2
+        await asyncio.sleep(0.1)  # whoever looks at them meanwhile leaves them alone
+        await publish(owner.step(2), engine)
+        await engine.resume()
+        for one in servers:
+            one.hold_after = None
+        completions = await asyncio.gather(*requests)
+        owner.assert_held(*servers)
+        assert [one.control.backend.released for one in servers] == [set(), set()]
+        for completion in completions:
+            assert tokens(completion) == WHOLE
+            assert set(versions(completion)) <= {1, 2}
+        assert memory(servers[0])[:2] == [("/pause", "in_place"), ("/pause", "retract")]
+        after = memory(servers[0])[2:]
+        assert [call for call in after if call[0] not in ("/pause", "/continue")] == [
+            ("/release", "weights", "kv_cache"), ("/resume", "weights"), ("/begin", None), ("/end", None),
+            ("/resume", "kv_cache"),
+        ]  # fmt: skip
+        assert after[-1][0] == "/continue"
+
+
+async def test_a_server_that_a_dead_process_left_without_memory_is_brought_back() -> None:
+    async with running(1, "tensor") as (engine, servers, owner):
+        await publish(owner.step(1), engine)
+        await engine.pause()
+        await engine.release()
+        await engine.close()
+        next_life = engine_of(servers[0], weight_version=None, transport=Transport("tensor", 100, 20.0))
+        await next_life.open()
+        await publish(owner.step(2), next_life)
+        owner.assert_held(*servers)
+        assert tokens(await ask(next_life)) == WHOLE
+        await next_life.close()
+
+
+async def test_who_restarts_while_memory_is_released_is_asked_to_resume_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    async with running(2, "disk") as (engine, servers, _):
+        await publish(Weights(1, tmp_path, lambda: ()), engine)
+        await engine.pause()
+        await engine.release()
+        await servers[0].restart()
+        await publish(Weights(2, tmp_path, lambda: ()), engine)
+        await engine.resume()
+        await back(engine, 2)
+        assert [one.weight_version for one in servers] == ["2", "2"]
+        assert "/resume_memory_occupation" not in {call.route for call in servers[0].requests[-20:]}
+        assert servers[1].control.backend.released == set()
+        assert tokens(await ask(engine)) == WHOLE
+
+
+async def test_a_server_that_releases_nothing_is_named_with_the_remedy() -> None:
+    async with running(1, "tensor") as (engine, _, owner):
+        await publish(owner.step(1), engine)
+        engine.fleet.workers[0].cuda = True
+        await engine.pause()
+        with pytest.raises(ConfigError, match="start it with --enable-memory-saver"):
+            await engine.release()
