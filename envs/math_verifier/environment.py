@@ -13,7 +13,7 @@ from gspo_agent.errors import EnvError, ToolError, Unscored
 from gspo_agent.messages import Message, system, user
 from gspo_agent.sandbox import SandboxLimits
 from gspo_agent.tools import Tool
-from rewards.math_answer import verify
+from rewards.math_answer import usable, verify
 
 INSTRUCTION = r"Solve the problem. Put the answer in \boxed{}."
 
@@ -41,6 +41,8 @@ class MathVerifier(ToolEnv):
         for field in ("problem", "gold"):
             if not str(task.get(field) or "").strip():
                 raise EnvError(f"MathVerifier: the task has no {field!r}")
+        if not usable(str(task["gold"])):
+            raise EnvError("MathVerifier: the gold answer of this task cannot be read")
         self.cells: tuple[Cell, ...] = ()
 
     def prompt(self, task: dict[str, Any]) -> list[Message]:

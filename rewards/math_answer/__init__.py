@@ -7,6 +7,6 @@ it. What is not read completely is `undecided`, which is not correct.
 
 from rewards.math_answer.extraction import extract
 from rewards.math_answer.normal import MAX_ANSWER_CHARS
-from rewards.math_answer.verdict import Verdict, verify
+from rewards.math_answer.verdict import Verdict, usable, verify
 
-__all__ = ["MAX_ANSWER_CHARS", "Verdict", "extract", "verify"]
+__all__ = ["MAX_ANSWER_CHARS", "Verdict", "extract", "usable", "verify"]

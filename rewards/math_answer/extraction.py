@@ -45,6 +45,9 @@ def _after_thinking(text: str) -> str:
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _BETWEEN_BOXES = re.compile(r"(?:[\s,;$.&]|\\[,; \\]|and|or|y|und|et|和|或|\\text\{\s*(?:and|or)\s*\})*")
+_JOINED_BOXES = re.compile(
+    r"[\s$]*(?:[-+*/=<>:~–—×·]|\\(?:cdot|times|pm|to|le|leq|ge|geq|ne|neq|approx|div|cup|cap|circ)|to|bis|à)[\s$]*"
+)
 _NEAR = 40
 
 
@@ -89,6 +92,8 @@ def last_boxes(text: str, boxes: list[tuple[int, int, str]]) -> str:
     for (_, end, content), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
         between = text[end:start] if end >= 0 else None
         if between is None or len(between) > _NEAR or not _BETWEEN_BOXES.fullmatch(between):
+            if between is not None and _JOINED_BOXES.fullmatch(between):
+                raise NoAnswer("joined_boxes")
             break
         row.insert(0, _unboxed(content))
     distinct = list(dict.fromkeys(row))
@@ -114,7 +119,7 @@ def _unboxed(content: str) -> str:
 
 _ANCHOR = re.compile(
     r"<answer>(?P<tag>[^<>]{0,1000})</answer>|####(?P<hashes>[^\n]*)|(?:"
-    r"final\s+answer|correct\s+answer|the\s+answer|\banswer\s*(?=:|\*)|最终答案|答案|答え|答(?=[:：])|정답|(?<!\w)답(?=[:은])"
+    r"final\s+answer|correct\s+answer|the\s+answer|\banswer\s*(?=[:*=])|最终答案|答案|答え|答(?=[:：])|정답|(?<!\w)답(?=[:은])"
     r"|ответ|respuesta(?:\s+final)?|réponse(?:\s+finale)?|antwort|lösung\s*(?=:)|ergebnis\s*(?=:)|risposta|resposta"
     r"|đáp\s+(?:án|số)|cevap|odpowied[źz]|उत्तर|الجواب|الإجابة"
     r")(?:\*\*)?\s*(?:(?:is|es|est|ist|lautet|è|é|jest|là)(?!\w)|是|为|為|は|은|는)?\s*(?:\*\*)?\s*[:：=]?\s*"
@@ -123,10 +128,12 @@ _ANCHOR = re.compile(
 )
 _HEDGE = re.compile(
     r"\b(?:not|never|either|neither|between|about|around|approximately|approx|roughly|or|maybe|perhaps|could|might|but"
-    r"|probably|possibly|unless|one of|cannot|unknown)\b|n't\b|[?≈~]|\\approx|可能|或|不是|左右|大约|约",
+    r"|probably|possibly|unless|one of|cannot|unknown)\b|n't\b"
+    r"|[?≈~]|\\approx|可能|或|不是|之间|左右|大约|约|아니|아닙|또는|ではない|ではあり|じゃない|または",
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(r",?\s+(?:since|because|as|which|where|so|when|after|by|porque|weil|car)\s.*|[.。!]\s+\S.*|。.*")
+_ENDING = re.compile(r"\s*(?:입니다|이다|です|である|だ)$")
 _PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{2,}")
 
 
@@ -142,7 +149,7 @@ def _anchored(text: str) -> str:
     answer = next(group for group in (last["tag"], last["hashes"], last["words"]) if group is not None)
     if _HEDGE.search(answer):
         raise NoAnswer("hedged")
-    answer = _CLAUSE.sub("", answer).strip().strip("*").strip().rstrip(".。!").strip()
+    answer = _ENDING.sub("", _CLAUSE.sub("", answer).strip().rstrip(".。!*").strip().lstrip("*").strip())
     if not answer:
         raise NoAnswer("empty_anchor")
     return answer

@@ -73,6 +73,8 @@ REFUSED = words(
 """Words behind which a number is another one, or only one of several."""
 _LETTERS = frozenset("mgshlLNJWVAKCF")
 """Units of one letter; 5i is another number than 5."""
+_COUNTER = 2
+"""Characters of a counted thing in Chinese, Japanese and Korean; more may be a sentence."""
 _ORDINALS = words("th st nd rd")
 MAX_WORDS = 6
 
@@ -89,7 +91,11 @@ def unit_of(words: list[str]) -> str | None:
     parts: list[str] = []
     for word in words:
         low = word.casefold()
-        if low in REFUSED or (len(word) == 1 and word.isalpha() and word.isascii() and word not in _LETTERS):
+        if (
+            low in REFUSED
+            or (len(word) > _COUNTER and word[0] >= "\u2e80")
+            or (len(word) == 1 and word.isalpha() and word.isascii() and word not in _LETTERS)
+        ):
             return None
         if low in ("per", "/", "每"):
             parts.append("/")

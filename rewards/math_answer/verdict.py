@@ -129,6 +129,15 @@ def read_gold(gold: str) -> Gold:
     return Gold(normal, value)
 
 
+def usable(gold: str) -> bool:
+    """Whether an answer could be equal to this gold answer, which is equal to itself."""
+    try:
+        read_gold(gold)
+    except (NoAnswer, Rejected):
+        return False
+    return True
+
+
 def _undefined(value: Value) -> bool:
     if isinstance(value, Assignment):
         return _undefined(value.value)

@@ -106,9 +106,11 @@ async def test_an_unusable_task_is_named_and_an_unreadable_gold_answer_is_never_
 ) -> None:
     with pytest.raises(EnvError, match="no 'gold'"):
         await env.areset(options={"task": {"problem": "1?"}})
-    await env.areset(options={"task": {"problem": "1?", "gold": "1/0"}})
+    unreadable = {"problem": "1?", "gold": "1/0"}
+    with pytest.raises(EnvError, match="cannot be read"):  # before a token is spent on it
+        await env.areset(options={"task": unreadable})
     with pytest.raises(Unscored):
-        await env.astep(assistant(r"\boxed{1}"))
+        env.score(unreadable, r"\boxed{1}")
     with pytest.raises(ValueError, match=r"flaky=1\.5"):
         MathVerifier(flaky=1.5)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -166,3 +168,17 @@ def test_normal_forms_glue_no_digits() -> None:
     assert normalise("7 3") == "7 3"
     assert normalise("10^{1}2") == "10^{1}2"
     assert normalise(r"3 \, + \, x ^ {2}") == "3+x^2"
+
+
+def test_no_computer_algebra_is_loaded_and_no_numbers_either_before_they_are_needed() -> None:
+    code = r"""
+import resource, sys
+from rewards.math_answer import verify
+assert verify(r"\boxed{\frac{1}{2}}", "0.5").correct
+assert "mpmath" not in sys.modules
+assert verify(r"\boxed{\sqrt{12}}", r"2\sqrt{3}").correct
+assert "sympy" not in sys.modules and "torch" not in sys.modules
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    megabytes = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert megabytes < 150
