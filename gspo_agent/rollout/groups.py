@@ -19,6 +19,7 @@ import orjson
 
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout.events import Ended
+from gspo_agent.rollout.jobs import in_parts, value_lists
 from gspo_agent.trajectory import Status, Trajectory, is_flat, version_step
 
 
@@ -109,18 +110,20 @@ def create_group(connection: sqlite3.Connection, new: NewGroup) -> OpenGroup:
         (*values, new.seed),
     ).lastrowid
     assert group_id is not None
-    slots = [_add_slot(connection, new.seed, group_id, number, 0) for number in range(new.size)]
+    slots = _add_slots(connection, new.seed, group_id, range(new.size), 0)
     return OpenGroup(group_id, new.source, new.spec, orjson.loads(values[3]), slots)
 
 
-def _add_slot(connection: sqlite3.Connection, run_seed: int, group_id: int, number: int, attempt: int) -> Slot:
-    seed = slot_seed(run_seed, group_id, number, attempt)
-    slot_id = connection.execute(
-        "INSERT INTO slots (group_id, number, attempt, seed, state) VALUES (?, ?, ?, ?, 'waiting')",
-        (group_id, number, attempt, seed),
+def _add_slots(
+    connection: sqlite3.Connection, run_seed: int, group_id: int, numbers: Sequence[int], attempt: int
+) -> list[Slot]:
+    rows = [(group_id, number, attempt, slot_seed(run_seed, group_id, number, attempt)) for number in numbers]
+    last = connection.execute(
+        f"INSERT INTO slots (group_id, number, attempt, seed, state) VALUES {value_lists(5, len(rows))}",
+        [value for row in rows for value in (*row, "waiting")],
     ).lastrowid
-    assert slot_id is not None
-    return Slot(slot_id, group_id, number, attempt, seed, running=False)
+    assert last is not None
+    return [Slot(slot_id, *row, running=False) for slot_id, row in enumerate(rows, last - len(rows) + 1)]
 
 
 def _move(connection: sqlite3.Connection, slot: Slot, old: str, new: str, **columns: Any) -> None:
@@ -134,12 +137,13 @@ def _move(connection: sqlite3.Connection, slot: Slot, old: str, new: str, **colu
 
 
 def begin(connection: sqlite3.Connection, slots: Sequence[Slot]) -> Sequence[None]:
-    places = ", ".join("?" * len(slots))
+    ids = [slot.id for slot in slots]
     begun = connection.execute(
-        f"UPDATE slots SET state = 'running' WHERE state = 'waiting' AND id IN ({places})", [slot.id for slot in slots]
+        "UPDATE slots SET state = 'running' WHERE state = 'waiting' AND id IN (SELECT value FROM json_each(?))",
+        (orjson.dumps(ids).decode(),),
     ).rowcount
     if begun != len(slots):
-        raise JournalError(f"of slots {[slot.id for slot in slots]} only {begun} were waiting; the others cannot begin")
+        raise JournalError(f"of slots {ids} only {begun} were waiting; the others cannot begin")
     return [None] * len(slots)
 
 
@@ -154,7 +158,7 @@ class Ending(NamedTuple):
 
 
 def end_all(connection: sqlite3.Connection, endings: Sequence[Ending]) -> list[Settled]:
-    """Ends slots, one after the other as far as anybody can tell; where all are scored, with two statements."""
+    """Ends slots, one after the other as far as anybody can tell; where all are scored, with few statements."""
     scored = all(ending.event.status is not Status.FAILED and math.isfinite(ending.reward) for ending in endings)
     if len(endings) == 1 or not scored or len({ending.slot.id for ending in endings}) < len(endings):
         return [end(connection, *ending) for ending in endings]
@@ -163,19 +167,22 @@ def end_all(connection: sqlite3.Connection, endings: Sequence[Ending]) -> list[S
         (ending.slot.id, ending.reward, ending.event.stop_reason, now, _versions_json(ending.versions))
         for ending in endings
     ]
-    places = ", ".join(["(?, ?, ?, ?, ?)"] * len(values))
-    done = connection.execute(
-        "UPDATE slots SET state = 'done', reward = column2, stop_reason = column3, ended = column4, versions = column5 "
-        f"FROM (VALUES {places}) WHERE id = column1 AND state = 'running'",
-        [value for row in values for value in row],
-    ).rowcount
+    done = sum(
+        connection.execute(
+            "UPDATE slots SET state = 'done', reward = column2, stop_reason = column3, ended = column4, "
+            f"versions = column5 FROM (VALUES {value_lists(5, len(part))}) "
+            "WHERE id = column1 AND state = 'running'",
+            [value for row in part for value in row],
+        ).rowcount
+        for part in in_parts(values)
+    )
     if done != len(endings):
         raise JournalError(f"of slots {[row[0] for row in values]} only {done} were running; the others cannot end")
     last = {ending.slot.group_id: number for number, ending in enumerate(endings)}
     unfinished = connection.execute(
-        f"SELECT DISTINCT group_id FROM slots WHERE group_id IN ({', '.join('?' * len(last))}) "
+        "SELECT DISTINCT group_id FROM slots WHERE group_id IN (SELECT value FROM json_each(?)) "
         "AND state IN ('waiting', 'running')",
-        list(last),
+        (orjson.dumps(list(last)).decode(),),
     )
     still_open = {group_id for (group_id,) in unfinished}
     return [
@@ -260,7 +267,7 @@ def _next_attempt(connection: sqlite3.Connection, group_id: int, number: int) ->
         "WHERE groups.id = ? AND number = ?",
         (group_id, number),
     ).fetchone()
-    return _add_slot(connection, seed, group_id, number, attempt)
+    return _add_slots(connection, seed, group_id, [number], attempt)[0]
 
 
 def _retry(connection: sqlite3.Connection, slot: Slot) -> Slot | None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ _ROW_BYTES = 256  # that a row takes beside its contents, about
 _COLUMNS = "slot, at, kind, data, token_ids, logprobs, state, blob"
 _MANY = 64
 """Rows or arguments of one statement, at most."""
+_FEW = 8
 T = TypeVar("T")
 
 
@@ -127,14 +128,28 @@ def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
 
 
 def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    for start in range(0, len(rows), _MANY):
-        part = rows[start : start + _MANY]
+    for part in in_parts(rows):
         connection.execute(_insertion(len(part)), [value for row in part for value in row])
 
 
 @cache
 def _insertion(number: int) -> str:
-    return f"INSERT INTO events ({_COLUMNS}) VALUES " + ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?)"] * number)
+    return f"INSERT INTO events ({_COLUMNS}) VALUES {value_lists(8, number)}"
+
+
+def in_parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """All of them, in few parts and in few sizes: SQLite has to translate a statement of each size once, and that takes
+    longer than the rows do."""
+    start = 0
+    while left := min(len(rows) - start, _MANY):
+        end = start + (left - left % _FEW or left)
+        yield rows[start:end]
+        start = end
+
+
+def value_lists(columns: int, rows: int) -> str:
+    """What stands after VALUES."""
+    return ", ".join([f"({', '.join('?' * columns)})"] * rows)
 
 
 def tell(outcomes: Sequence[Outcome]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gspo_agent.rollout import schema
 from gspo_agent.rollout.events import CallBegun
-from gspo_agent.rollout.jobs import Job, JobError, run_alone, run_together
+from gspo_agent.rollout.jobs import Job, JobError, in_parts, run_alone, run_together
 
 
 @pytest.fixture
@@ -33,6 +33,13 @@ def slots(connection: sqlite3.Connection) -> list[int]:
 def test_rows_keep_their_order_however_many_there_are(connection: sqlite3.Connection, number: int) -> None:
     run_together(connection, [Job(slot, [begun(slot)]) for slot in range(number)])
     assert slots(connection) == list(range(number))
+
+
+def test_parts_of_however_many_rows_are_few_and_of_few_sizes() -> None:
+    parts = [list(map(len, in_parts(range(number)))) for number in range(300)]
+    assert [sum(sizes) for sizes in parts] == list(range(300))
+    assert all(len(sizes) <= number // 64 + 2 for number, sizes in enumerate(parts))
+    assert len({size for sizes in parts for size in sizes}) == 15
 
 
 def test_a_function_sees_what_was_put_before_it(connection: sqlite3.Connection) -> None:
