@@ -43,7 +43,7 @@ class Judge:
 
     def look(self) -> None:
         """After a death: what the engine had sampled and the journal does not have, and which calls were cut."""
-        if not self._subject.journal.exists():
+        if not self._begun():
             return
         with self._connected() as connection:
             before = dict(self._ends)
@@ -72,11 +72,18 @@ class Judge:
             self._judge_failures(connection)
             asyncio.run(self._judge_twins(connection))
 
+    def _begun(self) -> bool:
+        """Whether any process has lived until it had a journal with tables."""
+        if not self._subject.journal.exists():
+            return False
+        # Only to read: the last one that might write would take the WAL away.
+        with closing(sqlite3.connect(f"file:{self._subject.journal}?mode=ro", uri=True)) as connection:
+            return bool(connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'events'").fetchone()[0])
+
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         with closing(schema.read_only(self._subject.journal)) as connection:
-            if connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'events'").fetchone()[0]:
-                yield connection
+            yield connection
 
     def _compare_tokens(self, before: dict[str, int], known: set[str]) -> None:
         outside, limit = self._subject.outside, self._subject.scenario.journal_tokens
