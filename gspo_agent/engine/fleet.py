@@ -83,15 +83,13 @@ class Fleet:
 
     def choose(self, session: str, avoid: Worker | None = None) -> Worker | None:
         """The server that has the session's prefix, else the one with the fewest requests. None: wait."""
-        serving = self.serving
-        others = [worker for worker in serving if worker is not avoid] or serving
-        if self.paused or not others:
-            return None
         home = self._homes.get(session)
-        if home not in others:
-            home = min(others, key=lambda worker: len(worker.calls))
-        assert home is not None
-        if home.state is not State.SERVING:
+        if home is None or home is avoid or home.state is State.OUT:
+            serving = self.serving
+            others = [worker for worker in serving if worker is not avoid] or serving
+            if home not in others:
+                home = min(others, key=lambda worker: len(worker.calls), default=None)
+        if self.paused or home is None or home.state is not State.SERVING:
             return None
         self._homes[session] = home
         self._homes.move_to_end(session)

@@ -1,9 +1,11 @@
 """What SGLangEngine costs around HTTP: CPU per request, beside a bare aiohttp call with the same body and reply.
 
     python -m tests.benchmarks.sglang_client [--requests 512] [--tokens 64] [--prompt 256] [--in-flight 64]
+        [--stream]
 
 The fault-injecting server runs in a process of its own. Both ways take turns in one run; the bare one encodes the
 bodies that the engine sent, posts them, and parses the same JSON. Both are measured in CPU seconds of this process.
+With `--stream` the engine's requests are streamed, and the bare ones are not.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Ask = Callable[[int], Awaitable[int]]
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """Its address."""
-    command = [sys.executable, "-m", "gspo_agent.testing.sglang_server", "--vocab-size", str(VOCAB), "--chunk", "64"]
+    command = [sys.executable, "-m", "gspo_agent.testing.sglang_server", "--vocab-size", str(VOCAB)]
+    command += ["--chunk", "64", "--incremental-streaming-output"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -55,12 +58,12 @@ async def spent(ask: Ask, requests: Sequence[int], in_flight: int) -> tuple[floa
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
-async def main(requests: int, tokens: int, prompt: int, in_flight: int, rounds: int) -> None:
+async def main(requests: int, tokens: int, prompt: int, in_flight: int, rounds: int, stream: bool) -> None:
     random = np.random.default_rng(0)
     prompts = random.integers(0, VOCAB, (requests, prompt), dtype=np.int32)
     bodies = [body(prompts[number].tolist(), tokens, number) for number in range(requests)]
     with server() as url:
-        engine = SGLangEngine([url], vocab_size=VOCAB, weight_version=0)
+        engine = SGLangEngine([url], vocab_size=VOCAB, weight_version=0, stream=stream)
         await engine.open()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
@@ -127,6 +130,7 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--stream", action="store_true", help="the engine's requests are streamed")
     parser.add_argument("--rounds", type=int, default=24, help="of each way")
     options = parser.parse_args()
-    asyncio.run(main(options.requests, options.tokens, options.prompt, options.in_flight, options.rounds))
+    asyncio.run(main(**vars(options)))

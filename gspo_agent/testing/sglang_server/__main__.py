@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=16, help="tokens per step")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds per step")
     parser.add_argument("--max-running", type=int, default=None, help="more requests than this wait")
+    parser.add_argument("--incremental-streaming-output", action="store_true", dest="incremental")
     parser.add_argument("--version", default="0.5.23", help="what /server_info says")
     options = parser.parse_args()
     del options.dp_size
