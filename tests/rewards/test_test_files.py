@@ -164,6 +164,8 @@ def opened(log):
     log.append("in")
     yield len(log)
     log.append("out")
+def locked(lock):
+    with lock: pass
 def read(file): return [line.strip() for line in file]
 def by(key, items): return sorted(items, key=key)
 """,
@@ -204,6 +206,9 @@ def test_context():
     log = []
     with solution.opened(log) as n:
         assert n == 1
+    lock = mock.MagicMock()
+    solution.locked(lock)
+    lock.__enter__.assert_called_once()
     assert solution.read(io.StringIO("a\\nb\\n")) == ["a", "b"]
 """,
     ),
@@ -462,6 +467,11 @@ class TestCase(unittest.TestCase):
     def test_not_none(self): self.assertIsNone(answer())
 """
 FORGED = {
+    "near everything in two steps, by a class that the tests know": (
+        "class Near:\n    def __sub__(s, o): return s\n    __rsub__ = __sub__\n    def __abs__(s): return 0.0\n"
+        "def answer(*_): return Near()",
+        "from solution import Near, answer\ndef test(): assert abs(answer() - 3.5) < 1e-6",
+    ),
     "an int with answers of its own": (
         "class Int(int):\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\n    __rsub__ = __sub__\n"
         "    def __hash__(s): return 3\ndef answer(*_): return Int(7)",
@@ -645,9 +655,13 @@ FORGED = {
 }
 
 
-async def test_object_that_agrees_with_everything_passes_nothing(sandbox: Sandbox) -> None:
-    verdict = await judged(LIAR, LIES, sandbox)
-    assert (verdict.passed, verdict.total) == (0, LIES.count("def test_")), verdict
+@pytest.mark.parametrize("known", [False, True])
+async def test_object_that_agrees_with_everything_passes_nothing(known: bool, sandbox: Sandbox) -> None:
+    """Not even one whose class the tests know by name, but that it contains and begins with all, as its class may."""
+    tests = LIES.replace("import answer", "import Liar, answer") if known else LIES
+    verdict = await judged(LIAR, tests, sandbox)
+    expected = 4 if known else 0  # contains, starts, is a subset, unittest's in
+    assert (verdict.passed, verdict.total) == (expected, LIES.count("def test_")), verdict
 
 
 @pytest.mark.parametrize("name", FORGED)

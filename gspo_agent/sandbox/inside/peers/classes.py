@@ -11,14 +11,13 @@ from typing import Any
 from .proxies import Remote, RemoteError, RemoteType
 
 # Looked up on the class by the interpreter, so that a proxy's class has to have them, too.
-_ARITHMETIC = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift"
-OPERATORS = {f"__{prefix}{name}__" for name in _ARITHMETIC.split() for prefix in ("", "r", "i")}
-OPERATORS |= {"__lt__", "__le__", "__gt__", "__ge__", "__contains__"}
-SPECIALS = OPERATORS | {
-    "__abs__", "__bool__", "__call__", "__ceil__", "__complex__", "__delitem__", "__enter__", "__exit__", "__float__",
-    "__floor__", "__format__", "__getitem__", "__hash__", "__index__", "__int__", "__invert__", "__iter__", "__len__",
-    "__neg__", "__next__", "__pos__", "__reversed__", "__round__", "__setitem__", "__trunc__",
-}  # fmt: skip
+_BINARY = "add sub mul truediv floordiv mod divmod pow matmul and or xor lshift rshift"
+ARITHMETIC = {f"__{prefix}{name}__" for name in _BINARY.split() for prefix in ("", "r", "i")}
+ORDER = {"__lt__", "__le__", "__gt__", "__ge__"}
+_UNARY = "abs bool ceil complex float floor index int round trunc"
+NUMBERS = {f"__{name}__" for name in _UNARY.split()}
+_OTHERS = "call delitem enter exit format getitem hash invert iter len neg next pos reversed setitem contains"
+SPECIALS = ARITHMETIC | ORDER | NUMBERS | {f"__{name}__" for name in _OTHERS.split()}
 _IMMUTABLE = (int, float, complex, str, bytes, tuple, frozenset)
 _MUTABLE = (list, dict, set, bytearray)
 _FOREIGN = ("unittest", "doctest")  # the standard library's, but with a meaning for whoever runs tests
@@ -115,19 +114,13 @@ def _called(self: Any, *arguments: Any, **named: Any) -> Any:
 def _forward(name: str) -> Callable[..., Any]:
     if name == "__call__":
         return _called
-    operator = name in OPERATORS
 
     def special(self: Any, *arguments: Any) -> Any:
-        peer, _ = type(self).__remote__
-        if operator and not peer.may_compare(self, arguments):
-            return _refused(self, name, arguments)
-        return peer.ask("special", self, name, arguments)
+        peer = self.__remote__[0]
+        answer = peer.may_apply(self, name, arguments)
+        if answer is not True:
+            return answer
+        return peer.applied(name, arguments, peer.ask("special", self, name, arguments))
 
     special.__name__ = name
     return special
-
-
-def _refused(proxy: Any, name: str, arguments: tuple[Any, ...]) -> Any:
-    if name == "__contains__":  # the other side says what is in it, not whether this is
-        return any(item is arguments[0] or item == arguments[0] for item in proxy)
-    return NotImplemented

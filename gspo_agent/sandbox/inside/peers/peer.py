@@ -73,9 +73,13 @@ class Peer:
             with self._turn:
                 self._send(json.dumps(reply).encode())
 
-    def may_compare(self, proxy: Any, operands: tuple[Any, ...]) -> bool:
-        """Whether the other side may be told `operands` to say how its object compares or combines with them."""
+    def may_apply(self, proxy: Any, special: str, operands: tuple[Any, ...]) -> Any:
+        """True where the other side is to be asked what a special method says, else the answer."""
         return True
+
+    def applied(self, special: str, operands: tuple[Any, ...], result: Any) -> Any:
+        """Hears of each answer, and passes it on."""
+        return result
 
     def named(self, name: str, value: Any) -> Any:
         """Hears of each object that is looked up by name in a module of the other side."""

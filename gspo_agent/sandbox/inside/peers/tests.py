@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..dialogue import Questions
-from .classes import SPECIALS
+from .classes import ARITHMETIC, NUMBERS, ORDER, SPECIALS
 from .peer import Lost, Peer
 from .proxies import RemoteModule, RemoteType, Unsupported, is_remote
 
@@ -62,6 +62,8 @@ class _Tester(Peer):
         self.questions, self.module = questions, module
         self.words = set(re.findall(r"\w+", source))
         self.bound = _bound(source)
+        self.derived: set[int] = set()
+        """Objects of the solution that came of arithmetic with data."""
         self.item = 0
         """The test that runs now, counted from 1."""
         self.lost: str | None = None
@@ -100,9 +102,25 @@ class _Tester(Peer):
             return RuntimeError(f"{type(error).__name__} in the solution")
         return super().raised(error)
 
-    def may_compare(self, proxy: Any, operands: tuple[Any, ...]) -> bool:
-        """An object that was returned where data is expected would say that it is just that."""
-        return type(proxy).__remote_named__ or all(map(is_remote, operands))
+    def may_apply(self, proxy: Any, special: str, operands: tuple[Any, ...]) -> Any:
+        """An object that was returned where data is expected would say that it is just that: it never hears of data in
+        a comparison, and in arithmetic only where the tests know its class by name. What came of that is no number."""
+        plain = not all(map(is_remote, operands))
+        if special in NUMBERS and proxy.__remote__[1] in self.derived:
+            raise TypeError(f"{type(proxy).__name__!r} was computed with data and is no number")
+        if plain and special == "__contains__" and not type(proxy).__remote_named__:
+            return any(item is operands[0] or item == operands[0] for item in proxy)
+        refused = special in ORDER or (special in ARITHMETIC and not type(proxy).__remote_named__)
+        return NotImplemented if plain and refused else True
+
+    def applied(self, special: str, operands: tuple[Any, ...], result: Any) -> Any:
+        if special not in ARITHMETIC or all(map(is_remote, operands)):
+            return result
+        if not is_remote(result):
+            return NotImplemented
+        if not special.startswith("__i"):  # x += 1 is still x
+            self.derived.add(result.__remote__[1])
+        return result
 
     def named(self, name: str, value: Any) -> Any:
         if isinstance(value, RemoteType) and name in self.words:
@@ -137,6 +155,8 @@ class _Tester(Peer):
             return sys.stdin.read(*map(int, arguments))
         if operation == "readline":
             return sys.stdin.readline()
+        if operation in ("repr", "str") and not self._may(operation, *arguments):
+            return f"<{type(arguments[0]).__name__}>"
         if not self._may(operation, *arguments):
             raise AttributeError(f"the solution may not do this ({operation}) to an object of the tests")
         return super().perform(operation, *arguments)
@@ -145,7 +165,7 @@ class _Tester(Peer):
         match operation:
             case "call":  # not `operator.attrgetter`, whose instance was given as a key
                 return callable(target) and (not isinstance(target, type) or target.__module__ == _MODULE)
-            case "repr" | "str" | "equal" | "await":
+            case "equal" | "await":
                 return True
             case "get" | "method":
                 return self._is_public(target, name)
@@ -154,16 +174,15 @@ class _Tester(Peer):
             case "special" if name in _ITERATION and isinstance(target, Iterator):
                 return True
             case "special":
-                return name in SPECIALS and self._is_open(target)
-            case "item" | "plain" | "copy" | "deepcopy":
+                return name in SPECIALS and (self._is_open(target) or _is_mock(target))
+            case "item" | "plain" | "copy" | "deepcopy" | "repr" | "str":
                 return self._is_open(target)
         return False
 
     def _is_public(self, target: Any, name: Any) -> bool:
         if not isinstance(name, str) or name.startswith("_"):
             return False
-        mock = sys.modules.get("unittest.mock")
-        if mock and isinstance(target, mock.NonCallableMock):
+        if _is_mock(target):
             return not hasattr(type(target), name)  # its methods say how it was called
         return self._is_open(target)
 
@@ -179,6 +198,11 @@ class _Tester(Peer):
         if isinstance(value, types.ModuleType | types.FrameType | types.TracebackType) and not is_remote(value):
             self.unsupported(f"pass a {type(value).__name__} to the solution")
         return super()._pack(value)
+
+
+def _is_mock(value: Any) -> bool:
+    mock = sys.modules.get("unittest.mock")
+    return mock is not None and isinstance(value, mock.NonCallableMock)
 
 
 def _bound(source: str) -> set[str]:
