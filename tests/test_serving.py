@@ -108,6 +108,7 @@ def _toml(directory: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_runs_use_the_servers_of_serve_which_end_with_it(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     serving = await asyncio.to_thread(serve, directory)
