@@ -77,7 +77,8 @@ class EngineConfig(Section):
     servers: ServersConfig = ServersConfig()
     placement: Literal["separate", "colocated"] = "separate"
     """"colocated": servers and learner share GPUs. While the learner works, the servers release their memory; episodes
-    stay as they are, and what was computed for them is computed anew. Servers need `--enable-memory-saver`."""
+    stay as they are, and what was computed for them is computed anew. Servers need `--enable-memory-saver`; those
+    of `servers` get it."""
     weights: Literal["disk", "distributed", "tensor"] = "disk"
     """How weights reach servers. "disk": through the run directory, which they see under the same path. "distributed":
     sent by the learner, over NCCL between GPUs, else over gloo. "tensor": handed over by the learner, which is on the

@@ -21,6 +21,7 @@ from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout import lock
 from gspo_agent.rollout.lock import RunLock
 from gspo_agent.run import Run
+from gspo_agent.serving_config import ServersConfig
 
 _BEGIN_SECONDS = 10.0
 
@@ -79,7 +80,7 @@ async def serving(config: Config, model: Path, screen: Screen, *, training: bool
 @asynccontextmanager
 async def _own(config: Config, run: Run, model: Path, screen: Screen, *, shared: bool) -> AsyncIterator[Servers]:
     gpus = shared_out(config, _visible())
-    servers = Servers(config.engine.servers, model, run.servers, gpus=gpus, tell=screen.note, shared=shared)
+    servers = Servers(options(config, gpus), model, run.servers, gpus=gpus, tell=screen.note, shared=shared)
     held = RunLock(run.servers)
     try:
         async with servers:
@@ -108,6 +109,14 @@ async def _shared(run: Run, training: bool) -> list[str] | None:
     if not training:
         RunLock(run.journal).release()  # other weights would be published to a run that samples from them
     return [server["url"] for server in record["servers"]]
+
+
+def options(config: Config, gpus: Sequence[Sequence[str]]) -> ServersConfig:
+    """Those of `[engine.servers]`, and what the servers need besides for the placement."""
+    servers = config.engine.servers
+    if config.engine.placement == "separate" or not gpus:
+        return servers
+    return servers.model_copy(update={"args": {"enable_memory_saver": True, **servers.args}})
 
 
 def shared_out(config: Config, visible: Sequence[str]) -> list[list[str]]:

@@ -50,6 +50,7 @@ def test_an_unknown_key_is_one_line_before_anything_is_loaded() -> None:
         "init-model",
         "audit",
         "export",
+        "serve",
         "judge",
         "verify",
     ],

@@ -24,7 +24,7 @@ from gspo_agent.evaluate import evaluate_policy
 from gspo_agent.interruption import CUT
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.rollout.audit import audit
-from gspo_agent.serving import shared_out
+from gspo_agent.serving import options, shared_out
 from tests.sandbox.survivors import alive, descendants
 from tests.test_trainer import cache, config  # noqa: F401 (a fixture)
 
@@ -148,6 +148,14 @@ def test_every_server_has_gpus_of_its_own_beside_the_learners() -> None:
     assert gpus("engine.servers.gpus=[0, 0]") == [["GPU-0"], ["GPU-0"]]
     assert gpus("engine.servers.args.device=cpu") == []
     assert gpus(visible=0) == []
+
+
+def test_servers_that_share_the_learners_gpus_can_release_their_memory() -> None:
+    shared = served(Path("x"), "engine.placement=colocated")
+    assert shared_out(shared, ["0", "1"]) == [["0"], ["1"]]
+    assert options(shared, [["0"], ["1"]]).args["enable_memory_saver"] is True
+    assert "enable_memory_saver" not in options(served(Path("x")), [["0"]]).args
+    assert "enable_memory_saver" not in options(shared, []).args  # on a CPU there is none
 
 
 @pytest.mark.parametrize(
