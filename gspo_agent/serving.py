@@ -139,8 +139,9 @@ def shared_out(config: Config, visible: Sequence[str]) -> list[list[str]]:
     each = servers.tp * servers.dp
     if len(free) < servers.count * each:
         raise ConfigError(
-            f"{servers.count} servers with tp = {servers.tp} and dp = {servers.dp} need {servers.count * each} GPUs; "
-            f"there are {len(free)} beside the learner's; engine.servers.gpus names others, and may name one twice"
+            f"engine.servers needs count * tp * dp = {servers.count * each} GPUs, and of {len(visible)} there are "
+            f'{len(free)} for it; engine.placement = "colocated" shares the learner\'s, and engine.servers.gpus names '
+            "which, one of them twice if need be"
         )
     return [[visible[gpu] for gpu in free[n * each : (n + 1) * each]] for n in range(servers.count)]
 

@@ -161,7 +161,7 @@ def test_servers_that_share_the_learners_gpus_can_release_their_memory() -> None
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("engine.servers.tp=4", "2 servers with tp = 4 and dp = 1 need 8 GPUs; there are 7 beside the learner's"),
+        ("engine.servers.tp=4", r"needs count \* tp \* dp = 8 GPUs, and of 8 there are 7 for it"),
         ("engine.servers.gpus=[8, 1]", "engine.servers.gpus names 8, but this process sees 8 GPUs"),
     ],
 )
