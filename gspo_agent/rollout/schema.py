@@ -19,8 +19,6 @@ APPLICATION_ID = 0x4753504F  # "GSPO"
 FORMAT = 2
 CHECKED_WHOLE = 64 * 1024 * 1024
 """Bytes up to which a file is looked through at every start; on a slow disk that takes about a second."""
-CHECKPOINT_PAGES = 8192
-"""Pages of the WAL (32 MB) that are copied to the main file at once: the more, the less often the same one."""
 READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer, unless told otherwise
 
 TABLES = """
@@ -102,7 +100,6 @@ def connect(path: Path, *, durability: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         connection.execute("PRAGMA cache_size = -16384")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         _create_or_verify(connection, path)
     except sqlite3.Error as error:
         connection.close()
