@@ -17,6 +17,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from gspo_agent import trainer
 from gspo_agent.config import Config
@@ -112,6 +114,29 @@ async def test_a_run_on_servers_publishes_every_step_from_disk_and_outlives_one_
         assert sorted(path.name for path in run.weights.iterdir()) == ["step-2", "step-3"]
         assert run.status().slots.get("failed", 0) == 0
         assert audit(run.journal).breaches == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "weights", "placement"),
+    [("carry_over", "tensor", "colocated"), ("async", "distributed", "separate")],
+)
+async def test_a_run_brings_weights_to_servers_without_a_file_between(
+    tmp_path: Path, mode: str, weights: str, placement: str
+) -> None:
+    async with SGLangServer(vocab_size=420, delay=0.002) as server:
+        engine = f'{{kind="sglang", urls=["{server.url}"], weights="{weights}", placement="{placement}"}}'
+        options = (f"engine={engine}", f"rollout.mode={mode}", "run.steps=2", "evaluation.episodes=0")
+        run = await trainer.train_async(config(tmp_path / "run", *options))
+        assert [step for step, _ in run.steps()] == [1, 2]
+        assert server.weight_version == "1000002"
+        trained = AutoModelForCausalLM.from_pretrained(run.newest_checkpoint())
+        (held,) = server.control.weights.tensors
+        assert held.keys() == {name for name, _ in trained.named_parameters()}
+        assert all(torch.equal(held[name], parameter) for name, parameter in trained.named_parameters())
+        released = sum(call.route == "/release_memory_occupation" for call in server.requests)
+        assert released == (2 if placement == "colocated" else 0)
+        assert not run.weights.exists()
+        assert run.status().slots.get("failed", 0) == 0
 
 
 def test_a_run_leaves_steps_checkpoint_curve_and_evaluations_and_the_same_call_goes_on(tmp_path: Path) -> None:

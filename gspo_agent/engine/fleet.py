@@ -247,7 +247,7 @@ class Fleet:
                 await self._take_from_traffic(worker, str(problem))
 
     async def _look(self, worker: Worker) -> None:
-        if worker.lock.locked():
+        if worker.lock.locked() or worker.state is State.UPDATING:
             return
         async with worker.lock:
             target = self.target
