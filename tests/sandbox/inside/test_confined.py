@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,16 @@ async def test_job_can_not_outlive_a_killed_supervisor(contained: Sandbox) -> No
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_end_of_launcher_or_server_is_the_end_of_all(depth: int, tmp_path: Path) -> None:
+def test_end_of_launcher_or_server_is_the_end_of_all(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = confinement.wrapped("restricted", _open(tmp_path))
     if python is None:
         pytest.skip("no interpreter that every user may run")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     server = Sandbox(SandboxSettings("landlock", python)).server()
     channel = server.spawn()
     time.sleep(0.1)
@@ -177,6 +184,7 @@ def test_end_of_launcher_or_server_is_the_end_of_all(depth: int, tmp_path: Path)
     assert not survivors.alive(below)
     channel.close()
     server.close()
+    assert len(list(scratch.iterdir())) == (depth == 0)  # a killed launcher's is left to the next one
 
 
 def test_what_a_killed_launcher_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
