@@ -1,4 +1,5 @@
-"""What isolation costs: `python -m tests.benchmarks.sandbox`, beside `python -I -S` in the same run.
+"""What isolation costs: `python -m tests.benchmarks.sandbox [BACKEND [INTERPRETER]]`, beside `python -I -S` in the same
+run.
 
 CPU is that of this process and of everything inside the sandbox, without the start of the fork server.
 """
@@ -13,10 +14,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from gspo_agent.sandbox import Sandbox
+from gspo_agent.sandbox import Sandbox, SandboxSettings
 from tests.sandbox import survivors
 
 CODE = "print(input()[::-1])"
+SETTINGS = SandboxSettings(*sys.argv[1:])  # type: ignore[arg-type]
 ADD = "def add(a, b): return a + b"
 
 
@@ -58,7 +60,7 @@ async def bare_interpreters(sandbox: Sandbox, count: int) -> None:
 
 
 async def measure(name: str, count: int, work: Callable[[Sandbox, int], Awaitable[None]]) -> None:
-    async with Sandbox() as sandbox:
+    async with Sandbox(SETTINGS) as sandbox:
         server = sandbox.server().pid
         await asyncio.sleep(0.1)  # until the probes are reaped, and below the jobs: their CPU then counts
         started, cpu = time.perf_counter(), _cpu(server)
@@ -70,7 +72,7 @@ async def measure(name: str, count: int, work: Callable[[Sandbox, int], Awaitabl
 
 
 async def memory(count: int) -> None:
-    async with Sandbox() as sandbox:
+    async with Sandbox(SETTINGS) as sandbox:
         before = _shared_out(survivors.descendants(sandbox.server().pid))
         opened = [await sandbox.session() for _ in range(count)]
         after = _shared_out(survivors.descendants(sandbox.server().pid))

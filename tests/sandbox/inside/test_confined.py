@@ -15,7 +15,7 @@ import pytest
 
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings, probe
-from gspo_agent.sandbox.inside import confined
+from gspo_agent.sandbox.inside import confined, landlock
 from tests.sandbox import cases, confinement, survivors
 from tests.sandbox.test_session import check
 
@@ -211,3 +211,18 @@ def _open(directory: Path) -> Path:
         if path.owner() and path.stat().st_uid == os.getuid() and path != Path("/"):
             path.chmod(path.stat().st_mode | 0o011)
     return directory
+
+
+def test_rules_go_around_installed_packages(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "python3" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "secret.py").touch()
+    (tmp_path / "lib" / "python3" / "os.py").touch()
+    (tmp_path / "lib" / "python3" / "json").mkdir()
+    (tmp_path / "lib" / "python3" / "link").symlink_to(packages)
+    (tmp_path / "lib" / "libc.so").touch()
+    rules = dict(confined._around(str(tmp_path / "lib"), [str(packages)]))
+    readable = {Path(path).name for path, rights in rules.items() if rights & landlock.READ_FILE}
+    listed = {Path(path).name for path, rights in rules.items() if rights == landlock.READ_DIR}
+    assert readable == {"libc.so", "os.py", "json"}
+    assert listed == {"lib", "python3"}
