@@ -10,7 +10,9 @@ What is lost against `ns`:
 - hidden names: that a file exists, its size and its times can be seen; what is in it can't;
 - the kernel's own quotas: files, bytes and, without an id of its own, threads are counted every 50 ms, and a file that
   was unlinked while open is not counted; who passes a limit is stopped, a call is not refused;
-- without ids of their own: chmod, chown and utime, which could change the trainer's files.
+- without ids of their own: chmod, chown and utime, which could change the trainer's files, and Linux before 6.2, whose
+  Landlock lets a file that may be read be cut off (the self-test finds that);
+- before Linux 5.19: moving a file to another directory.
 """
 
 from __future__ import annotations
