@@ -39,6 +39,13 @@ async def batched_calls(sandbox: Sandbox, count: int) -> None:
         assert all(result.value == n + 1 for result in results)
 
 
+async def test_files(sandbox: Sandbox, count: int) -> None:
+    tests = "import solution\n" + "".join(f"def test_{n}(): assert solution.add({n}, 1) == {n + 1}\n" for n in range(2))
+    for _ in range(count):
+        result = await sandbox.test_file(ADD, tests)
+        assert [test["class"] for test in result.report["tests"]] == ["pass", "pass"]
+
+
 async def sessions(sandbox: Sandbox, count: int) -> None:
     for _ in range(count):
         async with await sandbox.session() as session:
@@ -61,7 +68,8 @@ async def bare_interpreters(sandbox: Sandbox, count: int) -> None:
 
 async def measure(name: str, count: int, work: Callable[[Sandbox, int], Awaitable[None]]) -> None:
     async with Sandbox(SETTINGS) as sandbox:
-        server = sandbox.server().pid
+        testing = work is test_files
+        server = (sandbox.testing_server() if testing else sandbox.server()).pid
         await asyncio.sleep(0.1)  # until the probes are reaped, and below the jobs: their CPU then counts
         started, cpu = time.perf_counter(), _cpu(server)
         await work(sandbox, count)
@@ -99,6 +107,7 @@ async def main() -> None:
     await measure("isolated run", 200, isolated_runs)
     await measure("run in a batch of 20", 400, batched_runs)
     await measure("call in a batch of 20", 2000, batched_calls)
+    await measure("test file of two tests", 20, test_files)
     await measure("session, open to close", 100, sessions)
     await measure("cell", 2000, cells)
     await measure("python -I -S, unconfined", 50, bare_interpreters)

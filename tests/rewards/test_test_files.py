@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -291,7 +294,7 @@ if __name__ == "__main__":
     raise SystemExit("not here")
 """,
         """
-import asyncio, importlib, unittest
+import asyncio, importlib, pytest, unittest
 import solution as s
 from solution import *
 from solution import __version__
@@ -303,6 +306,11 @@ def test_async():
     assert asyncio.run(s.fetch(1)) == 2
     async def add(n): return n
     assert asyncio.run(s.twice(add)) == 3
+@pytest.mark.asyncio
+async def test_alone(capsys):
+    assert await s.fetch(3) == 4
+    hello("you")
+    assert capsys.readouterr().out == "hello you\\n"
 class TestAsync(unittest.IsolatedAsyncioTestCase):
     async def test_it(self):
         self.assertEqual(await s.fetch(2), 3)
@@ -747,3 +755,16 @@ async def test_answers_without_an_end_are_limited_together(sandbox: Sandbox) -> 
     code, tests = "def f():\n    while True: yield 1", "import solution\ndef test(): assert sum(solution.f()) == 0"
     verdict = await judged(code, tests, sandbox, SandboxLimits(cpu_s=0.1, wall_s=2.0))
     assert verdict.verdict == "time_limit"
+
+
+async def test_killed_server_costs_a_second_attempt_and_no_verdict(sandbox: Sandbox) -> None:
+    victim = sandbox.testing_server()
+    code, tests = (
+        "import time\ndef f(): time.sleep(1); return 1",
+        "import solution\ndef test(): assert solution.f() == 1",
+    )
+    judgement = asyncio.create_task(judged(code, tests, sandbox))
+    await asyncio.sleep(0.5)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert (await judgement).verdict == "pass"
+    assert sandbox.testing_server() is not victim

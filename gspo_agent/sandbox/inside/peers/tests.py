@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.machinery
+import inspect
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from .proxies import RemoteModule, RemoteType, Unsupported, is_remote
 _MODULE, _FILE = "test_file", "test_file.py"
 _RECURSION = 3000  # pytest's own frames are below those of a test
 _OPTIONS = (
-    "-q", "-c", "/dev/null", "--rootdir=.", "--confcutdir=.", "--noconftest", "--tb=short", "--strict-markers",
+    "-q", "-c", "/dev/null", "--rootdir=.", "--confcutdir=.", "--noconftest", "--tb=short",
     "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:junitxml", "-p", "no:pastebin", "-p", "no:stepwise",
     "-p", "no:legacypath", "-p", "no:doctest",
 )  # fmt: skip
@@ -42,6 +43,7 @@ def run_tests(questions: Questions) -> None:
     import pytest
 
     pytest.hookimpl(wrapper=True, tryfirst=True)(_Record.pytest_runtest_makereport)
+    pytest.hookimpl(tryfirst=True)(_Record.pytest_pyfunc_call)
     head, _, source = opening.partition(b"\n")
     peer = _Tester(questions, json.loads(head)["module"], source.decode("utf-8", "replace"))
     record = _Record(peer)
@@ -256,6 +258,16 @@ class _Record:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.peer.item += 1
+
+    def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool | None:
+        """Asynchronous tests need no plugin."""
+        if not inspect.iscoroutinefunction(pyfuncitem.obj):
+            return None
+        import asyncio
+
+        wanted = inspect.signature(pyfuncitem.obj).parameters
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+        return True
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         if report.when == "collect" and call.excinfo is not None:
