@@ -180,7 +180,7 @@ class Worker:
 
     async def release(self) -> None:
         """Lets go of its memory until it is given weights; it is paused, and nothing is held in place."""
-        if self.cuda and not self.saves_memory:
+        if not self.saves_memory:
             raise ConfigError(
                 f"{self.url} cannot release its memory: start it with --enable-memory-saver, or write "
                 'engine.placement = "separate"'

@@ -290,7 +290,7 @@ async def test_who_restarts_while_memory_is_released_is_asked_to_resume_nothing(
 async def test_a_server_that_releases_nothing_is_named_with_the_remedy() -> None:
     async with running(1, "tensor") as (engine, _, owner):
         await publish(owner.step(1), engine)
-        engine.fleet.workers[0].cuda = True
+        engine.fleet.workers[0].saves_memory = False
         await engine.pause()
         with pytest.raises(ConfigError, match="start it with --enable-memory-saver"):
             await engine.release()

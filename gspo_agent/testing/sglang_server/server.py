@@ -91,6 +91,7 @@ class SGLangServer:
             "tokenizer_worker_num": 1,
             "incremental_streaming_output": incremental,
             "enable_lora": lora or None,
+            "enable_memory_saver": True,
             "weight_version": weight_version,
         }
 
