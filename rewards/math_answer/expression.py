@@ -378,12 +378,11 @@ class _Parser:
         return end[1].text
 
     def limit(self) -> Node:
-        if self.sees("infty") and self.next():
-            return ("inf", 1)
-        if self.sees("{") and self.peek(1).text == "infty" and self.peek(2).text == "}":
-            self.position += 3
-            return ("inf", 1)
-        return self.exponent()
+        braced = self.sees("{")
+        if self.peek(braced).text != "infty" or (braced and self.peek(2).text != "}"):
+            return self.exponent()
+        self.position += 3 if braced else 1
+        return ("inf", 1)
 
 
 def _times(factors: list[Node]) -> Node:

@@ -39,6 +39,18 @@ def test_no_answer_takes_a_second(answer: str, gold: str) -> None:
     assert time.process_time() - started < 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "reason"),
+    [
+        (",".join(map(str, range(30))), ",".join(map(str, range(29, -1, -1))), "rejected:too_many_comparisons"),
+        ("+".join(rf"\pi^{{{n}}}" for n in range(1000, 1080)), "3", "rejected:too_costly"),
+        (r"10^{4900}\sqrt{2}", "3", "rejected:too_large"),
+    ],
+)
+def test_work_is_counted_and_cut(answer: str, gold: str, reason: str) -> None:
+    assert verify(rf"\boxed{{{answer}}}", gold).reason == reason
+
+
 def value(text: str) -> object:
     return settled(parse(tokenise(text)), {}, Fraction(7))[0]
 
