@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from rewards.math_answer.extraction import MAX_DEPTH
-from rewards.math_answer.nodes import BIG_OPERATORS, Node
+from rewards.math_answer.nodes import BIG_OPERATORS, Node, differential
 from rewards.math_answer.outcomes import Rejected, Unread
 from rewards.math_answer.tokens import Token
 from rewards.math_answer.units import words
@@ -193,7 +193,6 @@ class _Parser:
         return ("num", token.value)
 
     def plain_mixed(self, whole: Token) -> Node:
-        """2 3/5."""
         top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
         digits = whole.text.isdigit() and top.text.isdigit() and bottom.text.isdigit()
         if not (digits and top.spaced and slash.text == "/" and bottom.kind == "num"):
@@ -241,10 +240,11 @@ class _Parser:
         if text in ("lfloor", "lceil"):
             return ("fn", text[1:], (self.enclosed(text, "r" + text[1:]),))
         self.position += 1
-        if text == "frac":
-            return ("/", self.argument(), self.argument())
-        if text == "binom":
-            return ("binom", self.argument(), self.argument())
+        if text in ("frac", "binom"):
+            node = ("/" if text == "frac" else text, self.argument(), self.argument())
+            if text == "frac" and differential(node[1]) and differential(node[2]):  # dy/dx
+                raise Unread
+            return node
         if text == "pi":
             return ("const", "pi")
         if text == "sqrt":

@@ -29,6 +29,12 @@ def variables(node: Node) -> frozenset[str]:
     return found - {node[1]} if node[0] in BIG_OPERATORS else found
 
 
+def differential(node: Node) -> bool:
+    """Whether it may be dy, or d^2 y, rather than d times y."""
+    first = node[1][0] if node[0] == "*" else node
+    return (first[1] if first[0] == "^" else first) == ("var", "d")
+
+
 def holds(node: Any, test: Callable[[Node], bool]) -> bool:
     """Whether a node or a part of it passes the test."""
     return isinstance(node, tuple) and bool(node) and (test(node) or any(holds(part, test) for part in node))

@@ -68,7 +68,7 @@ REFUSED = words(
     "ninths tenth hundredth hundredths thousandths millionths halve exactly correct answer this the a an around only "
     "because since so hundreds thousands millions bc one two three four five six seven eight nine ten until except "
     "without any other another nor vs equals equal true false yes no sqrt pi infinity base mod remainder r 或 "
-    "约 左右 大约 负 不"
+    "ish max maximum minimum 约 左右 大约 负 不"
 )
 """Words behind which a number is another one, or only one of several."""
 _LETTERS = frozenset("mgshlLNJWVAKCF")

@@ -211,6 +211,19 @@ x=y | y=x
 """
 
 DIFFERENT = r"""
+\frac{dy}{dx} | \frac{y}{x}
+7\text{ish} | 7
+7 \text{ max} | 7
+7\text{-ish} | 7
+7{8} | 78
+\text{7}8 | 78
+5 \bmod 3 | 5
+-2^2 | 4
+0.\overline{75} | 0.75
+\det\begin{pmatrix}1&2\\3&4\end{pmatrix} | -2
+x=7\\y=8 | 7
+1+2+\cdots+7 | 7
+f''(x)=2 | f'(x)=2
 \frac{2\pi}{3} | 120^\circ
 3\pi | 9.42477796076938
 \sqrt{a^2b^2} | ab
