@@ -113,3 +113,13 @@ def test_what_is_asked_of_a_router_is_in_the_table() -> None:
     told = re.findall(r'_tell\("(\w+)", f?"(/workers[^"]*)"', source)
     lines = {f"{method} {re.sub('{.*}', '{id}', path)}" for method, path in told} | {"GET /workers", "POST /generate"}
     assert lines == rows.keys()
+
+
+def test_what_is_read_is_in_the_table() -> None:
+    said = (ENGINE / "worker.py").read_text()
+    assert set(re.findall(r'\binfo\.get\("(\w+)"', said)) - {"weight_version"} == table()["GET /server_info"][1]
+    model = set(re.findall(r"""\bmodel\.get\(["'](\w+)""", said)) | {"weight_version"}
+    assert model == table()["GET /model_info"][1]
+    replies = "".join((ENGINE / name).read_text() for name in ("reply.py", "stream.py"))
+    meta = {f"meta_info.{field}" for field in re.findall(r'\bmeta(?:\.get\(|\[)"(\w+)"', replies)}
+    assert meta | {"output_ids"} == table()["POST /generate"][1]
