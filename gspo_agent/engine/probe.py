@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from gspo_agent.engine.base import Sampled
-from gspo_agent.engine.reply import read_tokens
+from gspo_agent.engine.reply import UNREADABLE, read_tokens
 from gspo_agent.engine.request import PLAIN
 from gspo_agent.engine.worker import Refused, Worker
 from gspo_agent.errors import ConfigError
@@ -14,7 +14,9 @@ from gspo_agent.errors import ConfigError
 _SECONDS = 120.0
 
 
-async def probe(worker: Worker, token_ids: Sequence[int], count: int = 4, temperature: float = 1.0) -> Sampled:
+async def probe(
+    worker: Worker, token_ids: Sequence[int], count: int = 4, temperature: float = 1.0, *, vocab_size: int | None = None
+) -> Sampled:
     """What it samples after `token_ids`. Raises ConfigError where not every token comes with its logprob, and
     Unavailable."""
     body = {
@@ -28,11 +30,11 @@ async def probe(worker: Worker, token_ids: Sequence[int], count: int = 4, temper
     logprobs: Sequence[float] = []
     try:
         reply = await worker.post("/generate", body, seconds=_SECONDS)
-        ids, logprobs, problem = read_tokens(reply, reply["meta_info"])
+        ids, logprobs, problem = read_tokens(reply, reply["meta_info"], vocab_size)
     except Refused as refused:
         problem = str(refused)
-    except (KeyError, TypeError, IndexError):
-        problem = f"no meta_info in {str(reply)[:300]}"
+    except UNREADABLE:
+        problem = f"no tokens can be read in {str(reply)[:300]}"
     if problem:
         raise ConfigError(f"{worker.url}: {problem}")
     return Sampled(worker.url, worker.precision, list(ids), list(logprobs))

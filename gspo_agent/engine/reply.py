@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +14,11 @@ from gspo_agent.trajectory import Segment
 Source = Literal["spans", "reply", "dispatch"]
 """Where the versions of a reply's tokens come from: `weight_versions`, `weight_version` (servers without spans), or
 what the server had when the request was sent (servers that say nothing)."""
+
+
+UNREADABLE = AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError
+"""What taking an answer of another shape apart fails with."""
+_ROUNDING = 1e-3  # of probabilities near 1, in what a server may compute in
 
 
 class ForeignWeights(Exception):
@@ -43,18 +49,25 @@ def read_reply(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
         versions: What servers call the weights that were published -> our number for them.
 
     Raises EngineError where lengths or ids do not agree, which asking again would not mend; WrongReply where it answers
-    another request; ForeignWeights where a token's version is none of `versions`. What an abort brings incomplete is
-    left out: those tokens are sampled again.
+    another request, or is none that can be read; ForeignWeights where a token's version is none of `versions`. What an
+    abort brings incomplete is left out: those tokens are sampled again.
     """
+    try:
+        return _read(body, asked, versions)
+    except UNREADABLE as error:
+        raise WrongReply(f"it cannot be read ({type(error).__name__}: {error}): {str(body)[:300]}") from None
+
+
+def _read(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
     try:
         meta = body["meta_info"]
         finish = meta["finish_reason"]
         kind = finish["type"]
-    except (TypeError, KeyError, IndexError):
+    except UNREADABLE:
         raise WrongReply(f"no meta_info.finish_reason.type in {str(body)[:300]}") from None
     if meta.get("id", asked.rid) != asked.rid:
         raise WrongReply(f"it is of request {meta['id']!r}")
-    ids, logprobs, problem = read_tokens(body, meta, aborted=kind == "abort")
+    ids, logprobs, problem = read_tokens(body, meta, asked.vocab_size, aborted=kind == "abort")
     if problem and kind != "abort":
         raise EngineError(problem)
     if not problem and len(ids) > asked.max_new_tokens:
@@ -73,7 +86,9 @@ def read_reply(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
     )
 
 
-def read_tokens(body: Any, meta: Any, *, aborted: bool = False) -> tuple[Sequence[int], Sequence[float], str]:
+def read_tokens(
+    body: Any, meta: Any, vocab_size: int | None, *, aborted: bool = False
+) -> tuple[Sequence[int], Sequence[float], str]:
     """Ids, their logprobs, and what does not agree about them; then there are none."""
     ids: list[int] = body.get("output_ids") or []
     entries = meta.get("output_token_logprobs") or []
@@ -97,6 +112,12 @@ def read_tokens(body: Any, meta: Any, *, aborted: bool = False) -> tuple[Sequenc
     logprobs = [entry[0] for entry in entries]
     if None in logprobs:
         return [], [], f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
+    if not math.isfinite(sum(logprobs)) or (logprobs and max(logprobs) > _ROUNDING):
+        wrong = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
+        return [], [], f"output logprob {logprobs.index(wrong)} is {wrong}, which is no log-probability"
+    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < (vocab_size or math.inf)):
+        wrong = next(id for id in ids if type(id) is not int or not 0 <= id < (vocab_size or math.inf))
+        return [], [], f"output id {ids.index(wrong)} is {wrong!r}, outside the vocabulary of {vocab_size}"
     return ids, logprobs, ""
 
 
@@ -109,7 +130,8 @@ def _spans(
         found = [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
         source: Source = "spans"
         ends = [end for _, _, end in found]
-        if [start for _, start, _ in found] != [0, *ends[:-1]] or (length and ends[-1] != length):
+        backwards = any(end < start for _, start, end in found)
+        if backwards or [start for _, start, _ in found] != [0, *ends[:-1]] or (length and ends[-1] != length):
             raise EngineError(f"the weight versions {spans} do not cover the {length} tokens that came")
     elif meta.get("weight_version") is not None:
         found, source = [(str(meta["weight_version"]), 0, length)], "reply"

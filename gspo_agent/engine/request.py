@@ -33,6 +33,8 @@ class Asked(NamedTuple):
     author: str
     dispatched: int
     """The version of the server's weights at that moment."""
+    vocab_size: int | None = None
+    """Ids from there on are no tokens."""
 
     def body(self, token_ids: Any, *, namespace: str | None = None, stream: bool = False) -> bytes:
         """

@@ -174,7 +174,7 @@ class SGLangEngine:
 
     async def _probe(self, worker: Worker) -> None:
         await worker.require((*_CONTROL, *self._transport.routes))
-        await probe(worker, [token % self.vocab_size for token in (1, 2, 3)])
+        await probe(worker, [token % self.vocab_size for token in (1, 2, 3)], vocab_size=self.vocab_size)
 
     async def close(self) -> None:
         """Ends what is in flight; whoever waits gets EngineError."""
@@ -201,7 +201,10 @@ class SGLangEngine:
     async def sample_each(self, token_ids: Sequence[int], sampling: Sampling) -> list[Sampled]:
         """As promised by Several. Who does not answer is left out."""
         _, room = self._checked(token_ids, sampling, "comparison")
-        asked = (probe(worker, token_ids, room, sampling.temperature) for worker in self.fleet.serving)
+        asked = (
+            probe(worker, token_ids, room, sampling.temperature, vocab_size=self.vocab_size)
+            for worker in self.fleet.serving
+        )
         found = await asyncio.gather(*asked, return_exceptions=True)
         for problem in found:
             if isinstance(problem, BaseException) and not isinstance(problem, Unavailable):
@@ -278,7 +281,8 @@ class SGLangEngine:
 
     async def _try(self, call: Call, worker: Worker, ids: Any, sampling: Sampling, room: int) -> Reply:
         fleet = self.fleet
-        asked = Asked(call.next_rid(), sampling, room, self.name, self._versions[str(worker.weights)])
+        version = self._versions[str(worker.weights)]
+        asked = Asked(call.next_rid(), sampling, room, self.name, version, self.vocab_size)
         stream = Stream(asked, worker.weights, self._versions) if self._stream and worker.increments else None
         namespace = f"weights {worker.weights}" if fleet.namespaced else None
         body = asked.body(ids, namespace=namespace, stream=stream is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo_agent.engine.reply import Reply, WrongReply, read_reply
+from gspo_agent.engine.reply import UNREADABLE, Reply, WrongReply, read_reply
 from gspo_agent.engine.request import Asked
 from gspo_agent.engine.worker import Refused, Unavailable
 
@@ -49,12 +49,12 @@ class Stream:
             finish, count = meta["finish_reason"], int(meta["completion_tokens"])
             ids, entries = event["output_ids"], meta.get("output_token_logprobs") or []
             status = None if finish is None else finish.get("status_code")
-        except (TypeError, KeyError, AttributeError):
+            if status is not None and status >= _ERRORS:
+                raise (Refused if status < 500 else Unavailable)(f"it ended the request: {finish}")
+            self._append(meta, ids, entries, count, finish is not None)
+        except UNREADABLE:
             self._certain = 0
             raise WrongReply(f"an event without meta_info, counts and ids: {str(event)[:300]}") from None
-        if status is not None and status >= _ERRORS:
-            raise (Refused if status < 500 else Unavailable)(f"it ended the request: {finish}")
-        self._append(meta, ids, entries, count, finish is not None)
         if meta.get("weight_version") == self._weights and self._certain >= len(self._ids) - len(ids):
             self._certain = len(self._ids)
         self._meta, self.finished = meta, finish is not None

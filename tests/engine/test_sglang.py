@@ -265,6 +265,63 @@ async def test_lengths_and_ids_that_disagree_are_an_error_and_asked_for_once(wro
         assert len(rids(servers[0])) == 1
 
 
+def _at(place: int, **values: Any) -> Callable[[Any], None]:
+    """A reply whose token at `place` has another id or logprob."""
+
+    def change(reply: Any) -> None:
+        entry = reply["meta_info"]["output_token_logprobs"][place]
+        entry[0] = values.get("logprob", entry[0])
+        entry[1] = reply["output_ids"][place] = values.get("id", entry[1])
+
+    return change
+
+
+def _spans(*spans: tuple[int, int]) -> Callable[[Any], None]:
+    said = [{"version": "0", "start": start, "end": end} for start, end in spans]
+    return lambda reply: reply["meta_info"].update(weight_versions=said)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_at(3, id=-1), "output id 3 is -1, outside the vocabulary of 264"),
+        (_at(3, id=264), "output id 3 is 264, outside the vocabulary of 264"),
+        (_at(3, id=1.5), "output id 3 is 1.5, outside the vocabulary of 264"),
+        (_at(3, logprob=0.5), "output logprob 3 is 0.5, which is no log-probability"),
+        (_at(3, logprob=None), "output logprob 3 of 200 is missing"),
+        (_spans((0, 150), (150, 50), (50, 200)), "do not cover the 200 tokens"),
+        (_spans((0, 150), (100, 200)), "do not cover the 200 tokens"),
+    ],
+)
+async def test_what_is_no_token_no_logprob_or_overlaps_is_an_error(change: Callable[[Any], None], message: str) -> None:
+    async with running() as (engine, servers):
+        servers[0].order("reply", change=change, times=None)
+        with pytest.raises(EngineError, match=f"request 'r': {servers[0].url}: .*{message}"):
+            await ask(engine)
+        assert len(rids(servers[0])) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda reply: reply.update(output_ids=7),
+        lambda reply: reply["meta_info"].update(output_token_logprobs=[7] * 200),
+        lambda reply: reply["meta_info"].update(prompt_tokens="many"),
+        lambda reply: reply["meta_info"].update(weight_versions=[{"version": "0"}]),
+        lambda reply: reply["meta_info"].update(weight_versions="0"),
+        _at(3, logprob="low"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_of_another_shape_is_not_used_and_the_request_is_tried_again(
+    change: Callable[[Any], None], stream: bool
+) -> None:
+    async with running(options={"incremental": stream}, stream=stream) as (engine, servers):
+        servers[0].order("reply", change=change)
+        assert tokens(await ask(engine)) == WHOLE
+        assert engine.stats()["retries"] == 1
+
+
 @pytest.mark.parametrize("wrong", ["no finish reason", "another rid"])
 async def test_a_reply_to_something_else_is_not_used_and_the_request_is_tried_again(wrong: str) -> None:
     async with running() as (engine, servers):
