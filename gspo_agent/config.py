@@ -16,7 +16,7 @@ from gspo_agent.errors import ConfigError
 from gspo_agent.explanation import explain
 from gspo_agent.overrides import override_key
 from gspo_agent.section import Directory, Positive, Seconds, Section, Seed
-from gspo_agent.serving_config import ServersConfig
+from gspo_agent.serving_config import Address, ServersConfig
 
 
 class Limits(Section):
@@ -67,12 +67,16 @@ class EnvConfig(Section):
     """Share of the groups, relative to the other environments."""
 
 
+_LOCAL_ONLY = ("max_running",)
+_SGLANG_ONLY = "weights", "bucket_mb", "pause_mode", "flush_cache", "stream"
+
+
 class EngineConfig(Section):
     """Where tokens come from."""
 
     kind: Literal["local", "sglang"] = "local"
     """"local": the model inside this process. "sglang": SGLang servers."""
-    urls: list[Annotated[str, Field(pattern=r"^https?://[^/]+")]] = []
+    urls: list[Address] = []
     """Of the servers, as in ["http://a:30000"], or of routers. None: those of `servers`."""
     servers: ServersConfig = ServersConfig()
     placement: Literal["separate", "colocated"] = "separate"
@@ -106,6 +110,15 @@ class EngineConfig(Section):
         given = ["urls"] * bool(self.urls) + ["servers"] * (self.servers != ServersConfig())
         if self.kind != "sglang" and given:
             raise ValueError(f'{given[0]} are given, but kind is "{self.kind}"; write kind = "sglang"')
+        fields, others = type(self).model_fields, _LOCAL_ONLY if self.kind == "sglang" else _SGLANG_ONLY
+        for name in others:
+            if (value := getattr(self, name)) != fields[name].default:
+                raise ValueError(f'{name} = {value!r} is not for kind = "{self.kind}"; leave it out, or change kind')
+        if self.weights != "disk" and not self.urls and (many := self.servers.replicated()):
+            raise ValueError(
+                f"servers.{many} makes replicas or pipeline stages, which take weights from disk only, but weights is "
+                f'"{self.weights}"; write weights = "disk", or raise servers.count instead'
+            )
         if self.placement == "colocated" and (self.kind != "sglang" or self.weights == "distributed"):
             raise ValueError(
                 'placement = "colocated" is for kind = "sglang" with weights = "tensor" or "disk"; given are '

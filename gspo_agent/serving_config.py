@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gspo_agent.section import Positive, Seconds, Section
 
@@ -16,6 +17,23 @@ _SET_HERE = {
     **dict.fromkeys(("base-gpu-id", "gpu-id-step"), "engine.servers.gpus"),
 }
 """Option of a server -> where it comes from."""
+
+
+_LAST_PORT = 65535
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        wrong = not parts.hostname or parts.port == 0 or parts.query or parts.fragment or any(map(str.isspace, url))
+    except ValueError as error:
+        raise ValueError(f"{url!r} is no address of a server ({error}); write it as in http://a:30000") from None
+    if wrong:
+        raise ValueError(f"{url!r} is no address of a server; write it as in http://a:30000")
+    return url
+
+
+Address = Annotated[str, Field(pattern=r"^https?://[^/]+"), AfterValidator(_address)]
 
 
 class ServersConfig(Section):
@@ -53,4 +71,15 @@ class ServersConfig(Section):
         for name in self.args:
             if (option := name.replace("_", "-")) in _SET_HERE:
                 raise ValueError(f"args.{name} is not passed on; it is set by {_SET_HERE[option]}")
+        last = (self.port or 1) + self.count - 1
+        if last > _LAST_PORT:
+            raise ValueError(
+                f"port {self.port} and the next for {self.count} servers end at {last}; {_LAST_PORT} is the last"
+            )
         return self
+
+    def replicated(self) -> str | None:
+        """What makes one server hold the model more than once, or in stages, as `name = value`."""
+        stages = {"pp-size", "pipeline-parallel-size"}
+        found = [f"args.{name} = {n}" for name, n in self.args.items() if name.replace("_", "-") in stages and n != 1]
+        return f"dp = {self.dp}" if self.dp > 1 else next(iter(found), None)

@@ -24,7 +24,7 @@ async def probe(
         "input_ids": list(token_ids),
         "sampling_params": {"max_new_tokens": count, "temperature": temperature, "ignore_eos": True, **PLAIN},
         "return_logprob": True,
-        "extra_key": f"weights {worker.weights}",
+        "extra_key": f"probe {secrets.token_hex(8)}",
     }
     ids: Sequence[int] = []
     logprobs: Sequence[float] = []

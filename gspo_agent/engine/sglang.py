@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
@@ -97,6 +98,8 @@ class SGLangEngine:
         self._look_every, self._max_misses = look_every, max_misses
         self._max_tries, self._back_off = max_tries, back_off
         self._weight_version: int | None = None
+        self._alone = secrets.token_hex(8)
+        """Another run on the same servers may have called other weights the same."""
         self._versions: dict[str, int] = {}
         """What servers call the weights that were published -> our number."""
         self._calls: dict[str, Call] = {}
@@ -284,7 +287,7 @@ class SGLangEngine:
         version = self._versions[str(worker.weights)]
         asked = Asked(call.next_rid(), sampling, room, self.name, version, self.vocab_size)
         stream = Stream(asked, worker.weights, self._versions) if self._stream and worker.increments else None
-        namespace = f"weights {worker.weights}" if fleet.namespaced else None
+        namespace = f"weights {self._alone} {worker.weights}" if fleet.namespaced else None
         body = asked.body(ids, namespace=namespace, stream=stream is not None)
         call.worker, call.asked, call.stream = worker, room, stream
         worker.calls.add(call)

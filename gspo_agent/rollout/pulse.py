@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Protocol, Self
 
 from gspo_agent.engine.base import Counting
-from gspo_agent.errors import JournalError
+from gspo_agent.errors import EngineError, JournalError
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.live import Live, Loss, Rollouts, all_in_flight, staleness, write_live
 from gspo_agent.rollout.owner import Owner
@@ -116,7 +116,8 @@ class Pulse:
         self._ask_ledger(now)
         if rollouts is not None and (ended or now >= self._next_staleness):
             self._next_staleness = now + _SLOW_SECONDS
-            self._staleness = staleness(rollouts, version_step(getattr(self._engine, "weight_version", 0)) + 1)
+            with suppress(EngineError):  # it has no weights yet, and waits for a server that takes them
+                self._staleness = staleness(rollouts, version_step(getattr(self._engine, "weight_version", 0)) + 1)
         if not ended:
             for line in self._bark(rollouts, in_flight, sum(sampled.values()), now):
                 _log.warning("%s", line)

@@ -696,6 +696,19 @@ async def test_prefixes_of_older_weights_are_used_only_where_that_is_wanted(
         assert (engine.stats()["cached_tokens"] == before) is flush
 
 
+async def test_prefixes_of_another_run_whose_weights_were_called_the_same_are_not_used(
+    weights: Callable[[int], Weights],
+) -> None:
+    async with server() as one:
+        for _ in range(2):
+            engine = engine_of(one, weight_version=None)
+            await engine.open()
+            await publish(weights(2), engine)
+            await engine.generate([*range(200), MARK], Sampling(4), request_id="r")
+            assert engine.stats()["cached_tokens"] == 0
+            await engine.close()
+
+
 async def test_who_does_not_take_the_weights_is_out_until_it_does(
     weights: Callable[[int], Weights], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from gspo_agent.config import RolloutConfig
+from gspo_agent.engine.sglang import SGLangEngine
 from gspo_agent.env import ToolEnv, tool
 from gspo_agent.errors import EnvError
 from gspo_agent.messages import call
@@ -386,6 +387,13 @@ async def test_its_thread_writes_by_itself_and_a_last_record_at_the_end(fast_pat
         status = record().ledger
         assert status is not None
         assert status.life == 1
+
+
+async def test_a_run_whose_servers_have_no_weights_yet_is_looked_at(fast_path: Path, clock: Clock) -> None:
+    with Run(fast_path / "journal.sqlite") as run, pulse_of(run, clock) as pulse:
+        pulse.watch(run.collector, SGLangEngine([], vocab_size=9))
+        pulse.look()
+        assert read_live(fast_path) is not None
 
 
 async def test_a_look_that_fails_does_not_end_the_looking(
