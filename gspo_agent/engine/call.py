@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class Call:
     """Is asked for by one `generate`. Others may end it at any time, wherever it is."""
 
     __slots__ = (
-        "_deadline", "_limit", "_waiter", "aborted", "asked", "id", "over", "rid", "session", "stream", "tries",
-        "worker",
+        "_deadline", "_limit", "_mark", "_waiter", "aborted", "asked", "id", "over", "rid", "session", "stream",
+        "tries", "worker",
     )  # fmt: skip
 
     def __init__(self, request_id: str, limit: float | None) -> None:
@@ -38,7 +39,7 @@ class Call:
         """The most tokens that this try may bring."""
         self.stream: Stream | None = None
         """What this try has brought so far, where that is told."""
-        self._limit = limit
+        self._limit, self._mark = limit, secrets.token_hex(4)
         self._deadline: asyncio.Timeout | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -51,9 +52,10 @@ class Call:
         return self.asked if stream is None else len(stream)
 
     def next_rid(self) -> str:
-        """A name that no other begins with, since servers abort by prefix: a single "~" is in none but at its end."""
+        """A name that no other begins with, since servers abort by prefix: a single "~" is in none but at its end. A
+        server may still have a request of the same id, of a call that was cancelled or a process that died."""
         self.tries += 1
-        self.rid = f"{escaped(self.id)}~{self.tries}~"
+        self.rid = f"{escaped(self.id)}~{self._mark}.{self.tries}~"
         return self.rid
 
     def abort(self, grace: float) -> None:

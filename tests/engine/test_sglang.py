@@ -561,6 +561,20 @@ async def test_a_cancelled_call_ends_its_request_at_the_server() -> None:
         assert tokens(await ask(engine)) == WHOLE
 
 
+async def test_a_request_whose_id_a_dead_process_left_at_the_server_is_answered() -> None:
+    async with running() as (dead, servers):
+        engine = engine_of(*servers)
+        await engine.open()
+        servers[0].requests.clear()
+        servers[0].hold_after = 8
+        left, asked = asyncio.create_task(ask(dead)), asyncio.create_task(ask(engine))
+        while len(rids(servers[0])) < 2:  # noqa: ASYNC110 -- both are there
+            await asyncio.sleep(0.001)
+        servers[0].hold_after = None
+        assert [tokens(each) for each in await asyncio.gather(left, asked)] == [WHOLE, WHOLE]
+        await engine.close()
+
+
 async def test_clear_ends_the_requests_with_a_prefix_and_no_other() -> None:
     async with running(2) as (engine, servers):
         for one in servers:
