@@ -107,7 +107,10 @@ class Broadcast(Transfer):
         if worker.link is not None and worker.link[0] == self.source:
             return
         await self._give_up(worker)
-        meeting = await self._ask(Sender.listen, worker.url, worker.ranks, worker.cuda, self.seconds)
+        try:
+            meeting = await self._ask(Sender.listen, worker.url, worker.ranks, worker.cuda, self.seconds)
+        except (OSError, RuntimeError) as error:
+            raise Unavailable(f"{worker.url}: no process group can be opened for it: {error}") from None
         worker.link = self.source, meeting.link
         where = {
             "master_address": meeting.host,

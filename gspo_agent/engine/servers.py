@@ -244,7 +244,9 @@ def _ports(config: ServersConfig, directory: Path) -> list[int]:
     these."""
     if config.port is not None:
         return list(range(config.port, config.port + config.count))
-    known = [int(one["url"].rpartition(":")[2]) for one in read_servers(directory).get("servers", ())]
+    known: list[int] = []
+    with suppress(AttributeError, KeyError, TypeError, ValueError):  # who wrote that file is another
+        known = [int(one["url"].rpartition(":")[2]) for one in read_servers(directory).get("servers", ())]
     with ExitStack() as probes:  # held until all are found, so that none is found twice
 
         def bound(port: int) -> int:
@@ -255,6 +257,11 @@ def _ports(config: ServersConfig, directory: Path) -> list[int]:
 
         ports = []
         for wanted in dict.fromkeys(known):
-            with suppress(OSError):
+            with suppress(OSError, OverflowError):
                 ports.append(bound(wanted))
-        return [*ports, *(bound(0) for _ in range(config.count - len(ports)))][: config.count]
+        try:
+            return [*ports, *(bound(0) for _ in range(config.count - len(ports)))][: config.count]
+        except OSError as error:
+            raise EngineError(
+                f"nobody can listen at {config.host!r} here ({error.strerror}); correct engine.servers.host"
+            ) from None

@@ -135,11 +135,14 @@ class Worker:
         model = await self.model_info()
         if model.get("is_generation") is False:
             raise ConfigError(f"{self.url} serves {model.get('model_path')!r}, which generates nothing")
-        self.ranks, self.cuda = int(info.get("tp_size") or 1), info.get("device") == "cuda"
-        self.saves_memory = bool(info.get("enable_memory_saver"))
-        self.replicas = int(info.get("dp_size") or 1) * int(info.get("pp_size") or 1)
-        self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
-        self.increments = bool(info.get("incremental_streaming_output"))
+        try:
+            self.ranks, self.cuda = int(info.get("tp_size") or 1), info.get("device") == "cuda"
+            self.saves_memory = bool(info.get("enable_memory_saver"))
+            self.replicas = int(info.get("dp_size") or 1) * int(info.get("pp_size") or 1)
+            self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
+            self.increments = bool(info.get("incremental_streaming_output"))
+        except (TypeError, ValueError) as error:
+            raise Unavailable(f"{self.url}/server_info cannot be read ({error}): {str(info)[:200]}") from None
         dtype, quantization = info.get("dtype"), info.get("quantization")
         self.precision = " and ".join(str(said) for said in (dtype, quantization) if said)
         self.sglang = sglang

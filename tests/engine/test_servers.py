@@ -136,6 +136,17 @@ async def test_one_that_is_never_ready_is_ended_when_its_time_is_over(tmp_path: 
     assert alive(before) == set()
 
 
+def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"nobody can listen at '192.0.2.1' here .*correct engine\.servers\.host"):
+        servers_of(tmp_path, host="192.0.2.1")
+
+
+@pytest.mark.parametrize("record", ['{"servers": 7}', '{"servers": [{"url": 7}]}', '{"servers": [{"url": "a:99999"}]}'])
+def test_what_a_servers_json_says_that_is_another_s_is_not_needed(tmp_path: Path, record: str) -> None:
+    (tmp_path / "servers.json").write_text(record)
+    assert len(servers_of(tmp_path, count=2).urls) == 2
+
+
 async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -967,6 +967,22 @@ async def test_a_start_waits_for_one_server_and_says_which_do_not_answer() -> No
         await engine.close()
 
 
+async def test_a_server_whose_numbers_cannot_be_read_is_out_by_name_until_they_can() -> None:
+    async with server() as one:
+        odd = one.order("reply", route="/server_info", change=lambda info: info.update(tp_size="two"), times=None)
+        engine = engine_of(one, patience=0.2)
+        with pytest.raises(EngineError, match=r"/server_info cannot be read .*'two'"):
+            await engine.open()
+        one.faults.remove(odd)
+        async with running(2) as (engine, servers):
+            engine.fleet.workers[1].sglang = ""  # as of one that was away
+            servers[1].order("reply", route="/server_info", change=lambda info: info.update(tp_size="two"), times=2)
+            engine.fleet.suspect(engine.fleet.workers[1], "it was away")
+            async with asyncio.timeout(10):
+                while engine.problems():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
 async def test_closing_ends_whoever_waits() -> None:
     async with running() as (engine, servers):
         servers[0].hold_after = 8
