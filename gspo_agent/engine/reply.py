@@ -103,19 +103,21 @@ def read_tokens(
                 "nothing can be trained on: see whether the server's options (speculative decoding, for one) drop them"
             ),
         )
-    if ids != [entry[1] for entry in entries]:
-        place = next(n for n, (id, entry) in enumerate(zip(ids, entries, strict=True)) if id != entry[1])
-        return [], [], f"output id {place} is {ids[place]}, but the logprob there is that of {entries[place][1]}"
     counted = meta.get("completion_tokens")
     if counted is not None and counted != len(ids):
         return [], [], f"completion_tokens is {counted}, but {len(ids)} output ids came"
-    logprobs = [entry[0] for entry in entries]
+    if not ids:
+        return [], [], ""
+    logprobs, named = list(zip(*entries, strict=False))[:2]  # the third, the token's text, may be left out
+    if named != tuple(ids):
+        place = next(n for n, (id, other) in enumerate(zip(ids, named, strict=True)) if id != other)
+        return [], [], f"output id {place} is {ids[place]}, but the logprob there is that of {named[place]}"
     if None in logprobs:
         return [], [], f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
-    if not math.isfinite(sum(logprobs)) or (logprobs and max(logprobs) > _ROUNDING):
+    if not math.isfinite(sum(logprobs)) or max(logprobs) > _ROUNDING:
         wrong = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
         return [], [], f"output logprob {logprobs.index(wrong)} is {wrong}, which is no log-probability"
-    if ids and not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < (vocab_size or math.inf)):
+    if not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < (vocab_size or math.inf)):
         wrong = next(id for id in ids if type(id) is not int or not 0 <= id < (vocab_size or math.inf))
         return [], [], f"output id {ids.index(wrong)} is {wrong!r}, outside the vocabulary of {vocab_size}"
     return ids, logprobs, ""
