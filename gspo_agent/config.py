@@ -77,7 +77,8 @@ class EngineConfig(Section):
     kind: Literal["local", "sglang"] = "local"
     """"local": the model inside this process. "sglang": SGLang servers."""
     urls: list[Address] = []
-    """Of the servers, as in ["http://a:30000"], or of routers. None: those of `servers`."""
+    """Of the servers, as in ["http://a:30000"], or of routers. None: those of `servers`. They are one run's at a time:
+    two that publish to the same servers would sample from each other's weights."""
     servers: ServersConfig = ServersConfig()
     placement: Literal["separate", "colocated"] = "separate"
     """"colocated": servers and learner share GPUs. While the learner works, the servers release their memory; episodes
