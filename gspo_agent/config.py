@@ -78,7 +78,7 @@ class EngineConfig(Section):
     """"local": the model inside this process. "sglang": SGLang servers."""
     urls: list[Address] = []
     """Of the servers, as in ["http://a:30000"], or of routers. None: those of `servers`. They are one run's at a time:
-    two that publish to the same servers would sample from each other's weights."""
+    two would take them from each other again and again, each for its own weights."""
     servers: ServersConfig = ServersConfig()
     placement: Literal["separate", "colocated"] = "separate"
     """"colocated": servers and learner share GPUs. While the learner works, the servers release their memory; episodes

@@ -35,6 +35,7 @@ from gspo_agent.rollout.journal import Journal
 from gspo_agent.run import Run
 from gspo_agent.testing.sglang_server import SGLangServer
 from gspo_agent.trainer import train
+from tests.testing.wire import weights_name
 
 
 class Parrot(ToolEnv):
@@ -104,12 +105,12 @@ async def test_a_run_on_servers_publishes_every_step_from_disk_and_outlives_one_
         training = asyncio.create_task(
             trainer.train_async(config(tmp_path / "run", urls, "run.steps=3", "evaluation.episodes=0"))
         )
-        while other.weight_version != "1000001":  # noqa: ASYNC110 -- the first step is published
+        while weights_name(other) != "1000001":  # noqa: ASYNC110 -- the first step is published
             await asyncio.sleep(0.005)
         other.crash()
         run = await training
         assert [step for step, _ in run.steps()] == [1, 2, 3]
-        assert one.weight_version == "1000003"
+        assert weights_name(one) == "1000003"
         assert [Path(path).name for path, _ in one.control.loaded] == ["step-0", "step-1", "step-2", "step-3"]
         assert sorted(path.name for path in run.weights.iterdir()) == ["step-2", "step-3"]
         assert run.status().slots.get("failed", 0) == 0
@@ -128,7 +129,7 @@ async def test_a_run_brings_weights_to_servers_without_a_file_between(
         options = (f"engine={engine}", f"rollout.mode={mode}", "run.steps=2", "evaluation.episodes=0")
         run = await trainer.train_async(config(tmp_path / "run", *options))
         assert [step for step, _ in run.steps()] == [1, 2]
-        assert server.weight_version == "1000002"
+        assert weights_name(server) == "1000002"
         trained = AutoModelForCausalLM.from_pretrained(run.newest_checkpoint())
         (held,) = server.control.weights.tensors
         assert held.keys() == {name for name, _ in trained.named_parameters()}

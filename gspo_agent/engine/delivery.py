@@ -35,19 +35,21 @@ class Target:
 class FromDisk:
     """Every server reads a directory, which it sees under the same path."""
 
-    version: str
+    name: str
     path: str
     seconds: float
     """The most that it may take."""
 
     async def __call__(self, worker: Worker, *, flush_cache: bool) -> None:
-        await worker.load(self.path, self.version, flush_cache=flush_cache, seconds=self.seconds)
+        await worker.load(self.path, self.name, flush_cache=flush_cache, seconds=self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer(ABC):
     """From the process that has the weights, in buckets; possible as long as it has them."""
 
+    name: str
+    """What the server is to call them."""
     version: int
     source: Source
     max_bytes: int
@@ -73,11 +75,11 @@ class Transfer(ABC):
         try:
             buckets = await self._ask(Sender.outline, self.version, self.max_bytes)
             await self._prepare(worker)
-            await worker.begin_update(str(self.version))
+            await worker.begin_update(self.name)
             for number, bucket in enumerate(buckets):
                 last = number == len(buckets) - 1
                 await self._bring(worker, number, bucket, {"flush_cache": flush_cache and last})
-            await worker.end_update(str(self.version))
+            await worker.end_update(self.name)
         except Stale as stale:
             await self._give_up(worker)
             raise Refused(f"{worker.url} gets the next weights: {stale}") from None
@@ -183,8 +185,8 @@ class Transport:
         update = ("/begin_weight_update", "/end_weight_update", "/update_weight_version")
         return (*update, *group, f"/update_weights_from_{self.kind}")
 
-    def delivery(self, weights: Weights) -> Delivery:
-        """Raises EngineError where nobody could bring these weights so."""
+    def delivery(self, weights: Weights, name: str) -> Delivery:
+        """`name`: what servers are to call them. Raises EngineError where nobody could bring these weights so."""
         version, path, source = weights.version, weights.path, weights.source
         if self.kind == "disk":
             if path is None:
@@ -193,11 +195,11 @@ class Transport:
                     "config.json and safetensors that every server sees"
                 )
             # What is no directory here is a name that the servers know, as on a hub.
-            return FromDisk(str(version), str(path.resolve() if path.exists() else path), self.seconds)
+            return FromDisk(name, str(path.resolve() if path.exists() else path), self.seconds)
         if source is None:
             raise EngineError(
                 f"weights {version} have nobody who could send them: give Weights.source, as Learner.weights does, or "
                 'write engine.weights = "disk"'
             )
         kind = Broadcast if self.kind == "distributed" else Handles
-        return kind(version, source, self.max_bytes, self.seconds)
+        return kind(name, version, source, self.max_bytes, self.seconds)

@@ -98,8 +98,8 @@ class SGLangEngine:
         self._look_every, self._max_misses = look_every, max_misses
         self._max_tries, self._back_off = max_tries, back_off
         self._weight_version: int | None = None
-        self._alone = secrets.token_hex(8)
-        """Another run on the same servers may have called other weights the same."""
+        self._mark = secrets.token_hex(4)
+        """In what servers call the weights that came from here: another run on them counts its own alike."""
         self._versions: dict[str, int] = {}
         """What servers call the weights that were published -> our number."""
         self._calls: dict[str, Call] = {}
@@ -287,7 +287,7 @@ class SGLangEngine:
         version = self._versions[str(worker.weights)]
         asked = Asked(call.next_rid(), sampling, room, self.name, version, self.vocab_size)
         stream = Stream(asked, worker.weights, self._versions) if self._stream and worker.increments else None
-        namespace = f"weights {self._alone} {worker.weights}" if fleet.namespaced else None
+        namespace = f"weights {self._mark} {worker.weights}" if fleet.namespaced else None
         body = asked.body(ids, namespace=namespace, stream=stream is not None)
         call.worker, call.asked, call.stream = worker, room, stream
         worker.calls.add(call)
@@ -382,8 +382,9 @@ class SGLangEngine:
     async def update_weights(self, weights: Weights) -> None:
         """Every server gets the weights as `transport` says, and says that it has them; who does not gets no request
         until it does. EngineError where none did."""
-        delivery = self._transport.delivery(weights)
+        name = f"{weights.version}@{self._mark}"
+        delivery = self._transport.delivery(weights, name)
         async with self._updating:
-            self._versions[str(weights.version)] = weights.version
-            await self.fleet.update(Target(str(weights.version), delivery), self._patience)
+            self._versions[name] = weights.version
+            await self.fleet.update(Target(name, delivery), self._patience)
             self._weight_version = weights.version

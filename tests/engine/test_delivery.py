@@ -21,6 +21,7 @@ from gspo_agent.engine.worker import State
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.testing.sglang_server import SGLangServer
 from tests.engine.test_sglang import WHOLE, ask, engine_of, server, tokens, versions
+from tests.testing.wire import weights_name
 
 KINDS = ["distributed", "tensor"]
 UPDATE = {"distributed": "/update_weights_from_distributed", "tensor": "/update_weights_from_tensor"}
@@ -150,7 +151,7 @@ async def test_who_fails_in_the_middle_is_out_until_it_has_all_of_it_and_the_oth
             await servers[1].restart()
         await back(engine, 3)
         owner.assert_held(*servers)
-        assert [one.weight_version for one in servers] == ["2", "2", "2"]
+        assert [weights_name(one) for one in servers] == ["2", "2", "2"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,7 +195,7 @@ async def test_what_was_left_in_the_middle_says_so_and_is_taken_up() -> None:
         servers[0].order("status", route=UPDATE["tensor"], status=400, skip=2)
         with pytest.raises(EngineError, match="no server took weights 2"):
             await publish(owner.step(2), engine)
-        assert servers[0].weight_version == "2 unfinished"
+        assert weights_name(servers[0]) == "2 unfinished"
         await publish(owner.step(3), engine)
         owner.assert_held(*servers)
 
@@ -236,7 +237,7 @@ async def test_memory_is_released_while_the_learner_works_and_episodes_go_on_beh
             await one.sampled(40, requests=2)
         await engine.pause()
         await engine.release()
-        assert [one.weight_version for one in servers] == ["none released weights kv_cache"] * 2
+        assert [weights_name(one) for one in servers] == ["none released weights kv_cache"] * 2
         await asyncio.sleep(0.1)  # whoever looks at them meanwhile leaves them alone
         await publish(owner.step(2), engine)
         await engine.resume()
@@ -281,7 +282,7 @@ async def test_who_restarts_while_memory_is_released_is_asked_to_resume_nothing(
         await publish(Weights(2, tmp_path, lambda: ()), engine)
         await engine.resume()
         await back(engine, 2)
-        assert [one.weight_version for one in servers] == ["2", "2"]
+        assert [weights_name(one) for one in servers] == ["2", "2"]
         assert "/resume_memory_occupation" not in {call.route for call in servers[0].requests[-20:]}
         assert servers[1].control.backend.released == set()
         assert tokens(await ask(engine)) == WHOLE

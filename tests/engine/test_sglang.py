@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gspo_agent.engine.sglang import SGLangEngine
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.testing.scripted import scripted_logprob
 from gspo_agent.testing.sglang_server import WRONG, SGLangRouter, SGLangServer
+from tests.testing.wire import weights_name
 
 MARK, STOP = 258, 257
 
@@ -209,10 +211,8 @@ async def test_tokens_on_both_sides_of_an_update_have_their_versions_and_nothing
         rest = [versions(completion) for completion in completions if completion not in cut]
         assert (len(cut), rest) == (8, [[4]] * 8)
         updates = [call.body for call in servers[0].requests if call.route == "/update_weights_from_disk"]
-        assert [(body["weight_version"], body["abort_all_requests"]) for body in updates] == [
-            ("3", False),
-            ("4", False),
-        ]
+        assert [body["abort_all_requests"] for body in updates] == [False, False]
+        assert [body["weight_version"].partition("@")[0] for body in updates] == ["3", "4"]
 
 
 @pytest.mark.parametrize(("wrong", "source"), [("no spans", "reply"), ("no versions", "dispatch")])
@@ -488,7 +488,27 @@ async def test_requests_wait_for_the_only_server_to_be_back_at_the_current_weigh
         assert servers[0].weight_version == "default"
         completion = await request
         assert (tokens(completion), versions(completion)) == (WHOLE, [3])
-        assert servers[0].weight_version == "3"
+        assert weights_name(servers[0]) == "3"
+
+
+async def test_of_two_runs_on_a_server_neither_takes_the_weights_of_the_other_for_its_own(
+    weights: Callable[[int], Weights],
+) -> None:
+    async with running() as (engine, servers):
+        other = engine_of(*servers)
+        await other.open()
+        try:
+            await publish(weights(3), engine)
+            servers[0].hold_after = 8
+            request = asyncio.create_task(ask(engine))
+            await servers[0].sampled(8)
+            await publish(replace(weights(4), version=3), other)
+        finally:
+            await other.close()
+        servers[0].hold_after = None
+        completion = await request
+        assert (tokens(completion), versions(completion)) == (WHOLE, [3])
+        assert [Path(path).name for path, _ in servers[0].control.loaded] == ["step-3", "step-4", "step-3"]
 
 
 async def test_who_waits_for_a_server_in_vain_is_told_why() -> None:
@@ -735,7 +755,7 @@ async def test_who_does_not_take_the_weights_is_out_until_it_does(
         servers[0].faults.remove(fault)
         while len(engine.fleet.serving) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        assert servers[0].weight_version == "3"
+        assert weights_name(servers[0]) == "3"
         completions = await asyncio.gather(*(ask(engine, f"{n}-2/") for n in range(8, 16)))
         assert rids(servers[0])
         assert f"{servers[0].url} gets no requests: " in caplog.text
@@ -752,7 +772,8 @@ async def test_a_server_that_says_yes_and_keeps_its_weights_is_out(weights: Call
 
 async def test_an_update_that_every_server_refuses_is_an_error_and_nothing_is_sampled(tmp_path: Path) -> None:
     async with running(2) as (engine, servers):
-        with pytest.raises(EngineError, match=r"no server took weights 3: .*Cannot find any model weights") as caught:
+        refused = r"no server took weights 3@.*: .*Cannot find any model weights"
+        with pytest.raises(EngineError, match=refused) as caught:
             await engine.update_weights(Weights(3, tmp_path / "empty", lambda: ()))
         assert all(one.url in str(caught.value) for one in servers)
         assert engine.fleet.serving == []
@@ -856,7 +877,7 @@ async def test_behind_a_router_aborts_pauses_and_updates_reach_every_server(weig
         completions = {n: await request for n, request in requests.items()}
         assert [n for n, completion in completions.items() if completion.finish_reason == "abort"] == [0, 1, 2, 3]
         assert all(tokens(completions[n]) == WHOLE for n in range(4, 16))
-        assert [one.weight_version for one in servers] == ["3", "3"]
+        assert [weights_name(one) for one in servers] == ["3", "3"]
         await asyncio.gather(*(ask(engine, f"e{n}-2/") for n in range(16)))
         homes = [{rid.partition("-")[0] for rid in rids(one) if rid.startswith("e")} for one in servers]
         assert homes[0].isdisjoint(homes[1])
@@ -875,7 +896,7 @@ async def test_behind_a_router_a_server_that_died_is_withdrawn_and_brought_back_
         await servers[0].restart()
         while servers[0].url not in router.workers.values():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        assert servers[0].weight_version == "3"
+        assert weights_name(servers[0]) == "3"
         completions = await asyncio.gather(*(ask(engine, f"e{n}-2/") for n in range(8)))
         assert {version for completion in completions for version in versions(completion)} == {3}
 
@@ -888,7 +909,7 @@ async def test_who_joins_a_router_gets_the_weights_and_who_leaves_it_is_forgotte
         router.workers["new"] = joined.url
         while len(engine.fleet.serving) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        assert joined.weight_version == "3"
+        assert weights_name(joined) == "3"
         router.workers = {id: url for id, url in router.workers.items() if url != servers[0].url}
         while len(engine.fleet.workers) > 2:  # noqa: ASYNC110
             await asyncio.sleep(0.005)

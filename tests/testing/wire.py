@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,11 @@ PROMPT = CHAT.open([user("a question that is longer than one block of the cache"
 TURN = CHAT.turn("an answer of some tokens, " * 8)
 FREE = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 QUEUED = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+def weights_name(server: SGLangServer) -> str:
+    """What it calls its weights, without the mark of the engine that brought them."""
+    return re.sub("@[0-9a-f]{8}", "", server.weight_version)
 
 
 class Client:
