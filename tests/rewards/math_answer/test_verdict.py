@@ -172,13 +172,13 @@ def test_normal_forms_glue_no_digits() -> None:
 
 def test_no_computer_algebra_is_loaded_and_no_numbers_either_before_they_are_needed() -> None:
     code = r"""
-import resource, sys
+import re, sys
 from rewards.math_answer import verify
 assert verify(r"\boxed{\frac{1}{2}}", "0.5").correct
 assert "mpmath" not in sys.modules
 assert verify(r"\boxed{\sqrt{12}}", r"2\sqrt{3}").correct
 assert "sympy" not in sys.modules and "torch" not in sys.modules
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(int(re.search(r'VmHWM:\s*(\d+)', open('/proc/self/status').read())[1]) // 1024)  # getrusage counts the parent
 """
     megabytes = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert megabytes < 150
