@@ -119,7 +119,10 @@ async def test_a_run_on_servers_publishes_every_step_from_disk_and_outlives_one_
 
 @pytest.mark.parametrize(
     ("mode", "weights", "placement"),
-    [("carry_over", "tensor", "colocated"), ("async", "distributed", "separate")],
+    [
+        ("carry_over", "tensor", "colocated"),
+        pytest.param("async", "distributed", "separate", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_run_brings_weights_to_servers_without_a_file_between(
     tmp_path: Path, mode: str, weights: str, placement: str
@@ -327,9 +330,7 @@ async def test_steps_that_no_checkpoint_covered_are_trained_again_on_the_same_gr
     assert audit(run.journal).breaches == ()
 
 
-@pytest.mark.parametrize(
-    "call", ["step", pytest.param("save", marks=pytest.mark.slow), pytest.param("weights", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("call", [pytest.param(call, marks=pytest.mark.slow) for call in ("step", "save", "weights")])
 async def test_a_killed_learner_ends_the_run_by_name_and_the_next_start_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

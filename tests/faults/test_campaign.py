@@ -32,10 +32,7 @@ def test_faults_of_every_kind_lose_nothing(zygote: Zygote, engine: str | None, n
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name == "repeat_calls" else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(300)])
-        for name in SABOTAGES
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(300)]) for name in SABOTAGES],
 )
 def test_a_broken_guarantee_is_found(zygote: Zygote, name: str) -> None:
     # The world of the tools: the others have no use for some of the guarantees.

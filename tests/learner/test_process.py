@@ -86,6 +86,7 @@ def compute(learner: Learner) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_it_ends_with_a_killed_parent_even_while_it_computes(model_path: Path) -> None:
     code = (
         "import sys, time, threading; from gspo_agent.learner.process import LearnerProcess\n"

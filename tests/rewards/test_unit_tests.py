@@ -172,15 +172,15 @@ async def test_calls_after_a_crash_are_made_in_a_new_process(sandbox: Sandbox) -
 
 @pytest.mark.parametrize("kind", ["stdio", "call", "testfile"])
 async def test_deadline_of_a_whole_judgement_leaves_nothing_waiting(kind: Any, sandbox: Sandbox) -> None:
-    slow = "import time\ndef add(a, b): time.sleep(0.7); return a + b"
+    slow = "import time\ndef add(a, b): time.sleep(0.35); return a + b"
     tests: list[dict[str, Any]] = [{"args": [n, 1], "expected": n + 1} for n in range(50)]
     if kind == "stdio":
-        slow, tests = "import time; time.sleep(0.7); print(input())", [{"stdin": "1", "stdout": "1"}] * 50
+        slow, tests = "import time; time.sleep(0.35); print(input())", [{"stdin": "1", "stdout": "1"}] * 50
     if kind == "testfile":
         file = "import pytest, solution\n@pytest.mark.parametrize('n', range(50))\n"
         tests = [{"test_file": file + "def test(n): assert solution.add(n, 1) == n + 1", "count": 50}]
     started = time.monotonic()
-    verdict = await judge(slow, tests, kind=kind, entry_point="add", sandbox=sandbox, deadline_s=4)
+    verdict = await judge(slow, tests, kind=kind, entry_point="add", sandbox=sandbox, deadline_s=2)
     assert time.monotonic() - started < 30
     assert (verdict.verdict, verdict.total) == ("time_limit", 50)
     assert 0 <= verdict.passed < 10

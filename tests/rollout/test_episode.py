@@ -40,17 +40,18 @@ def new_weights(version: int) -> Weights:
     return Weights(version, None, lambda: ())
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 @pytest.mark.parametrize(("env", "answer"), [(Shop, shopper), (Guess, guesser)])
 async def test_interruption_at_any_token_changes_only_weight_versions(
-    fast_path: Path, env: type[Env], answer: Any
+    fast_path: Path, env: type[Env], answer: Any, every: int
 ) -> None:
-    """Cut at every token: stopped in good order, or killed (a copy of the files at that moment is what a kill leaves);
-    each goes on in a new process's place, under new weights."""
+    """Cut at every token, or every so many: stopped in good order, or killed (a copy of the files at that moment is what
+    a kill leaves); each goes on in a new process's place, under new weights."""
     with Run(fast_path / "whole" / "journal.sqlite", env, ONE, engine=ScriptedEngine(answer)) as run:
         whole = await play_to_the_end(run)
     positions = {int(position) for t in whole for row in t.rows() for position in row.sampled.nonzero()[0]}
     versions = set()
-    for position in sorted(positions):
+    for position in sorted(positions)[::every]:
         path = fast_path / f"{position}" / "journal.sqlite"
         engine = ScriptedEngine(answer)
         engine.hold_at = position
