@@ -45,7 +45,7 @@ def new_weights(version: int) -> Weights:
 async def test_interruption_at_any_token_changes_only_weight_versions(
     fast_path: Path, env: type[Env], answer: Any, every: int
 ) -> None:
-    """Cut at every token, or every so many: stopped in good order, or killed (a copy of the files at that moment is what
+    """Cut at every token, or every so many: stopped in good order, or killed (a copy of the files then is what
     a kill leaves); each goes on in a new process's place, under new weights."""
     with Run(fast_path / "whole" / "journal.sqlite", env, ONE, engine=ScriptedEngine(answer)) as run:
         whole = await play_to_the_end(run)
