@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,6 +103,7 @@ class ForkServer:
 
     def _hello(self) -> dict[str, Any]:
         self._control.settimeout(_START_S)
+        begun = time.monotonic()
         hello: dict[str, Any] = {}
         with contextlib.suppress(OSError):
             self._control.send(self._code.encode())
@@ -114,17 +116,18 @@ class ForkServer:
             self._control.send(json.dumps(wanted).encode())
             hello = json.loads(self._control.recv(1 << 16) or b"{}")
         if "ready" not in hello:
-            what = hello.get("error") or f"the fork server did not start: {self._last_words()}"
+            what = hello.get("error") or f"the fork server did not start: {self._last_words(begun)}"
             raise NotIsolated(self.backend, what, hello.get("remedy"))
         assert self._process.stderr is not None
         self._process.stderr.close()
         return hello
 
-    def _last_words(self) -> str:
+    def _last_words(self, begun: float) -> str:
         assert self._process.stderr is not None
+        late = time.monotonic() - begun >= _START_S
         self._process.kill()
         lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"no answer within {_START_S:g} s"
+        return lines[-1] if lines else f"no answer within {_START_S:g} s" if late else "it was killed meanwhile"
 
     def _probe(self, canary: str | None) -> None:
         code, stdin, limits = probe.program(canary)
