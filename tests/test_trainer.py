@@ -345,7 +345,7 @@ async def test_a_killed_learner_ends_the_run_by_name_and_the_next_start_goes_on(
                 threading.Timer(0.2, os.kill, (self.pid, signal.SIGKILL)).start()
             return super()._ask(function, *arguments, **how)
 
-    names = {"step": "step", "save": "save", "weights": "_parameters"}
+    names = {"step": "step", "save": "save", "weights": "_hold"}
     deaths = {"step": 4, "save": 2, "weights": 5}  # of step 4: the last checkpoint is of step 2, or being made
     rare = ("rollout.mode=async", "run.steps=6", "run.checkpoint_every=2", "evaluation.episodes=0")
     with monkeypatch.context() as patch:

@@ -153,19 +153,29 @@ def value_lists(columns: int, rows: int) -> str:
 
 
 def tell(outcomes: Sequence[Outcome]) -> None:
-    """Tells who waits; those on an event loop together, since each wake-up of a loop is a system call."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, BaseException | None]]] = {}
+    """Tells who waits, in order: what has been done later is not heard of first. Those on an event loop are told
+    together, since each wake-up of a loop is a system call."""
+    together: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
     for job, result, error in outcomes:
         if isinstance(job.waiter, asyncio.Future):
-            loops.setdefault(job.waiter.get_loop(), []).append((job.waiter, result, error))
+            if together and together[-1][0].get_loop() is not job.waiter.get_loop():
+                _tell_loop(together)
+                together = []
+            together.append((job.waiter, result, error))
         elif job.waiter is not None:
+            _tell_loop(together)
+            together = []
             if error is None:
                 job.waiter.set_result(result)
             else:
                 job.waiter.set_exception(error)
-    for loop, waiters in loops.items():
+    _tell_loop(together)
+
+
+def _tell_loop(waiters: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    if waiters:
         with contextlib.suppress(RuntimeError):  # the loop is gone, and with it whoever waited
-            loop.call_soon_threadsafe(_wake, waiters)
+            waiters[0][0].get_loop().call_soon_threadsafe(_wake, waiters)
 
 
 def _wake(waiters: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from gspo_agent.rollout import schema
 from gspo_agent.rollout.events import CallBegun
-from gspo_agent.rollout.jobs import Job, JobError, in_parts, run_alone, run_together
+from gspo_agent.rollout.jobs import Job, JobError, in_parts, run_alone, run_together, tell
 
 
 @pytest.fixture
@@ -115,3 +117,22 @@ def test_what_is_done_to_an_event_later_is_not_written(connection: sqlite3.Conne
     arguments["number"] = 2
     run_together(connection, [job])
     assert b'"number":1' in connection.execute("SELECT data FROM events").fetchone()[0]
+
+
+async def test_who_waits_hears_in_the_order_of_the_jobs_however_it_waits() -> None:
+    """An end, and a look at all that have ended: who hears of the look first would take the end for a later one."""
+    heard: list[int] = []
+    loop = asyncio.get_running_loop()
+    jobs = [Job() for _ in range(6)]
+    waiters: list[asyncio.Future[int]] = []
+    for number, job in enumerate(jobs):
+        if number % 3:
+            job.waiter = Future()
+            waiters.append(asyncio.wrap_future(job.waiter))
+        else:
+            job.waiter = loop.create_future()
+            waiters.append(job.waiter)
+        waiters[-1].add_done_callback(lambda done: heard.append(done.result()))
+    await asyncio.to_thread(tell, [(job, number, None) for number, job in enumerate(jobs)])
+    await asyncio.gather(*waiters)
+    assert heard == list(range(6))
