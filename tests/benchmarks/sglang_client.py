@@ -25,6 +25,7 @@ import numpy as np
 import orjson
 
 from gspo_agent.engine.base import Sampling
+from gspo_agent.engine.request import PLAIN
 from gspo_agent.engine.sglang import SGLangEngine
 
 AIM = 1.5
@@ -110,14 +111,7 @@ def body(prompt: list[int], tokens: int, number: int) -> dict[str, Any]:
             "temperature": 1.0,
             "stop_token_ids": [],
             "sampling_seed": number,
-            "top_p": 1.0,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "skip_special_tokens": False,
-            "no_stop_trim": True,
+            **PLAIN,
         },
         "return_logprob": True,
         "extra_key": "weights default",
