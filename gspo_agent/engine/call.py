@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gspo_agent.engine.stream import Stream
     from gspo_agent.engine.worker import Worker
+
+_PROCESS = secrets.token_hex(4)
+_numbers = itertools.count()
 
 
 def escaped(prefix: str) -> str:
@@ -20,7 +24,7 @@ class Call:
     """Is asked for by one `generate`. Others may end it at any time, wherever it is."""
 
     __slots__ = (
-        "_deadline", "_limit", "_mark", "_waiter", "aborted", "asked", "id", "over", "rid", "session", "stream",
+        "_due", "_flight", "_limit", "_mark", "_waiter", "aborted", "asked", "id", "over", "rid", "session", "stream",
         "tries", "worker",
     )  # fmt: skip
 
@@ -39,8 +43,10 @@ class Call:
         """The most tokens that this try may bring."""
         self.stream: Stream | None = None
         """What this try has brought so far, where that is told."""
-        self._limit, self._mark = limit, secrets.token_hex(4)
-        self._deadline: asyncio.Timeout | None = None
+        self._limit, self._mark = limit, f"{_PROCESS}{next(_numbers):x}"
+        self._flight: asyncio.Timeout | None = None
+        self._due: float | None = None
+        """When the time of this try is over."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -70,16 +76,22 @@ class Call:
 
     def hold(self, held: bool) -> None:
         """While it is held, its time does not run."""
-        if self._deadline is not None and not self.aborted and not self._deadline.expired():
-            self._deadline.reschedule(None if held or self._limit is None else self._now() + self._limit)
+        self._due = None if held or self._limit is None else self._now() + self._limit
+
+    def look(self, now: float) -> None:
+        """Ends a try whose time is over; to be called every now and then. A timer of its own for every try would cost
+        as much as sending it."""
+        if self._due is not None and now >= self._due and not self.aborted:
+            self.cut()
 
     def flight(self, *, held: bool) -> asyncio.Timeout:
         """Around one try: TimeoutError where its time is over, or it was cut."""
-        self._deadline = asyncio.timeout(None if held else self._limit)
-        return self._deadline
+        self.hold(held)
+        self._flight = asyncio.timeout(None)
+        return self._flight
 
     def landed(self) -> None:
-        self._deadline = None
+        self._flight = self._due = None
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -94,8 +106,8 @@ class Call:
             self._waiter = None
 
     def _end_within(self, seconds: float) -> None:
-        if self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(self._now() + seconds)
+        if self._flight is not None and not self._flight.expired():
+            self._flight.reschedule(self._now() + seconds)
 
     @staticmethod
     def _now() -> float:

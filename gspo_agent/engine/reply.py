@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from gspo_agent.engine.base import Completion, FinishReason
@@ -19,6 +20,7 @@ what the server had when the request was sent (servers that say nothing)."""
 UNREADABLE = AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError
 """What taking an answer of another shape apart fails with."""
 _ROUNDING = 1e-3  # of probabilities near 1, in what a server may compute in
+_logprob_of, _id_of = itemgetter(0), itemgetter(1)  # of an entry; its third, the token's text, may be left out
 
 
 class ForeignWeights(Exception):
@@ -76,7 +78,7 @@ def _read(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
     prompt, cached = int(meta.get("prompt_tokens") or 0), int(meta.get("cached_tokens") or 0)
     return Reply(
         Completion(
-            tuple(Segment(ids[a:b], asked.author, logprobs[a:b], version) for version, a, b in spans if b > a),
+            tuple([Segment(ids[a:b], asked.author, logprobs[a:b], version) for version, a, b in spans if b > a]),
             _finish(finish, ids, asked),
         ),
         source,
@@ -93,34 +95,36 @@ def read_tokens(
     ids: list[int] = body.get("output_ids") or []
     entries = meta.get("output_token_logprobs") or []
     if aborted and not ids and entries:  # of a request that was taken back into the queue before it was aborted
-        ids = [entry[1] for entry in entries]
+        ids = [*map(_id_of, entries)]
+    problem = ""
     if len(ids) != len(entries):
-        return (
-            [],
-            [],
-            (
-                f"{len(ids)} output ids but {len(entries)} output logprobs; without the logprob of every sampled token "
-                "nothing can be trained on: see whether the server's options (speculative decoding, for one) drop them"
-            ),
+        problem = (
+            f"{len(ids)} output ids but {len(entries)} output logprobs; without the logprob of every sampled token "
+            "nothing can be trained on: see whether the server's options (speculative decoding, for one) drop them"
         )
-    counted = meta.get("completion_tokens")
-    if counted is not None and counted != len(ids):
-        return [], [], f"completion_tokens is {counted}, but {len(ids)} output ids came"
-    if not ids:
-        return [], [], ""
-    logprobs, named = list(zip(*entries, strict=False))[:2]  # the third, the token's text, may be left out
-    if named != tuple(ids):
+    elif meta.get("completion_tokens", len(ids)) not in (len(ids), None):
+        problem = f"completion_tokens is {meta['completion_tokens']}, but {len(ids)} output ids came"
+    elif ids:
+        logprobs, named = [*map(_logprob_of, entries)], [*map(_id_of, entries)]
+        problem = _disagreement(ids, logprobs, named, vocab_size)
+        if not problem:
+            return ids, logprobs, ""
+    return [], [], problem
+
+
+def _disagreement(ids: list[int], logprobs: list[Any], named: list[int], vocab_size: int | None) -> str:
+    if named != ids:
         place = next(n for n, (id, other) in enumerate(zip(ids, named, strict=True)) if id != other)
-        return [], [], f"output id {place} is {ids[place]}, but the logprob there is that of {named[place]}"
+        return f"output id {place} is {ids[place]}, but the logprob there is that of {named[place]}"
     if None in logprobs:
-        return [], [], f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
+        return f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
     if not math.isfinite(sum(logprobs)) or max(logprobs) > _ROUNDING:
         wrong = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
-        return [], [], f"output logprob {logprobs.index(wrong)} is {wrong}, which is no log-probability"
+        return f"output logprob {logprobs.index(wrong)} is {wrong}, which is no log-probability"
     if not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < (vocab_size or math.inf)):
         wrong = next(id for id in ids if type(id) is not int or not 0 <= id < (vocab_size or math.inf))
-        return [], [], f"output id {ids.index(wrong)} is {wrong!r}, outside the vocabulary of {vocab_size}"
-    return ids, logprobs, ""
+        return f"output id {ids.index(wrong)} is {wrong!r}, outside the vocabulary of {vocab_size}"
+    return ""
 
 
 def _spans(
@@ -129,11 +133,14 @@ def _spans(
     """[(version, start, end)] over `length` tokens, and where that is known from."""
     spans = meta.get("weight_versions")
     if spans:
-        found = [(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
         source: Source = "spans"
-        ends = [end for _, _, end in found]
-        backwards = any(end < start for _, start, end in found)
-        if backwards or [start for _, start, _ in found] != [0, *ends[:-1]] or (length and ends[-1] != length):
+        found, end = [], 0
+        for span in spans:
+            start, before, end = int(span["start"]), end, int(span["end"])
+            if start != before or end < start:
+                break
+            found.append((str(span["version"]), start, end))
+        if len(found) < len(spans) or (length and end != length):
             raise EngineError(f"the weight versions {spans} do not cover the {length} tokens that came")
     elif meta.get("weight_version") is not None:
         found, source = [(str(meta["weight_version"]), 0, length)], "reply"

@@ -113,9 +113,11 @@ class Servers:
         # Who is cut waits no longer than a moment: the keepers need nobody.
         cut = isinstance(error, asyncio.CancelledError) and self._failure is None
         try:
-            await asyncio.wait(self._keepers, timeout=_CUT_SECONDS if cut else _CLOSE_SECONDS)
-            if self._http is not None:
-                await self._http.close()
+            try:
+                await asyncio.wait(self._keepers, timeout=_CUT_SECONDS if cut else _CLOSE_SECONDS)
+            finally:
+                if self._http is not None:
+                    await self._http.close()
         except asyncio.CancelledError:
             if self._failure is None:
                 raise

@@ -29,6 +29,7 @@ _CONNECT_SECONDS = 5.0
 _KEEP_ALIVE_SECONDS = 3.0  # less than the five after which a server closes an idle connection
 _INSIST_SECONDS = 0.3  # an abort may overtake the request that it is to end
 _LONGEST_BACK_OFF = 10.0
+_LOOKS = 20  # at a request, while its time runs
 _CONTROL = ("/abort_request", "/pause_generation", "/continue_generation")
 _ABORTED = Completion((), "abort")
 
@@ -84,7 +85,7 @@ class SGLangEngine:
                 or was given up, is kept.
             transport: How weights reach the servers; None: from disk.
             patience: Seconds for which requests and updates wait for a server to be there again.
-            request_seconds: Time of one try, pauses not counted; past it the request is tried again.
+            request_seconds: Time of one try, pauses not counted, to a twentieth; past it the request is tried again.
             abort_seconds: Past them an aborted request ends without what its server may have.
             look_every, max_misses: Seconds between two looks at a server, and how many of them in a row without an
                 answer mean that it is gone, with what it had in flight.
@@ -105,6 +106,7 @@ class SGLangEngine:
         self._calls: dict[str, Call] = {}
         self._counts: Counter[str] = Counter()
         self._background: set[asyncio.Task[Any]] = set()
+        self._watch: asyncio.Task[None] | None = None
         self._updating = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
         self._fleet: Fleet | None = None
@@ -157,7 +159,11 @@ class SGLangEngine:
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
-        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        # No cookies: with one of a balancer's, every request would go where the first one went.
+        jar = aiohttp.DummyCookieJar()
+        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar)
+        if self._request_seconds is not None:
+            self._watch = asyncio.create_task(self._look_at_calls(self._request_seconds / _LOOKS))
         self._fleet = Fleet(
             self._urls,
             self._http,
@@ -175,6 +181,14 @@ class SGLangEngine:
         if self._given_version is not None and self._fleet.target is not None:
             self._versions[self._fleet.target.version] = self._weight_version = self._given_version
 
+    async def _look_at_calls(self, every: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(every)
+            now = loop.time()
+            for call in self._calls.values():
+                call.look(now)
+
     async def _probe(self, worker: Worker) -> None:
         await worker.require((*_CONTROL, *self._transport.routes))
         await probe(worker, [token % self.vocab_size for token in (1, 2, 3)], vocab_size=self.vocab_size)
@@ -184,11 +198,15 @@ class SGLangEngine:
         fleet, http, self._fleet, self._http = self._fleet, self._http, None, None
         if fleet is None or http is None:
             return
+        if self._watch is not None:
+            self._watch.cancel()
         for call in self._calls.values():
             call.abort(0.0)
-        await fleet.close()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        await http.close()
+        try:
+            await fleet.close()
+            await asyncio.gather(*self._background, return_exceptions=True)
+        finally:
+            await http.close()
 
     async def add(self, url: str) -> None:
         """A server, or a router, joins; it is asked once it has the current weights."""

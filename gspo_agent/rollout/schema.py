@@ -19,6 +19,9 @@ APPLICATION_ID = 0x4753504F  # "GSPO"
 FORMAT = 2
 CHECKED_WHOLE = 64 * 1024 * 1024
 """Bytes up to which a file is looked through at every start; on a slow disk that takes about a second."""
+_WAL_PAGES = 4096
+"""Pages of 4 KiB after which SQLite moves what is in the WAL to the file: a page that many transactions change, as the
+last one of the log and those of the indices are, is moved once and not every time. More would make opening slower."""
 READ_TIMEOUT = 5.0  # seconds that a reader waits for the writer, unless told otherwise
 
 TABLES = """
@@ -100,6 +103,7 @@ def connect(path: Path, *, durability: str) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         connection.execute("PRAGMA cache_size = -16384")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         _create_or_verify(connection, path)
     except sqlite3.Error as error:
         connection.close()

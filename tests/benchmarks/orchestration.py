@@ -181,7 +181,7 @@ async def framework(
     directory: Path,
     episodes: int,
     turn_tokens: int,
-    rooms: CpuByRoom,
+    rooms: CpuByRoom | None,
     written: bool = True,
 ) -> tuple[float, float, int]:
     """CPU seconds, wall seconds and turns of whole episodes; without the journal where they are not `written`."""
@@ -202,7 +202,7 @@ async def framework(
             seed=0,
         )
         cpu, wall = time.process_time(), time.perf_counter()
-        with rooms:
+        with rooms or contextlib.nullcontext():
             await collector.start(0)
             lease = await collector.lease(episodes // GROUP, step=1)
         spent = time.process_time() - cpu, time.perf_counter() - wall
@@ -233,24 +233,23 @@ async def journal_cost(
     engine: HttpEngine, chat: Any, directory: Path, episodes: int, tokens: int, repeats: int
 ) -> None:
     """Plays with and without the journal in turn; what both ways share, the noise of the machine above all, cancels."""
-    rooms = {True: CpuByRoom(), False: CpuByRoom()}
     cpu: dict[bool, list[float]] = {True: [], False: []}
     wall: dict[bool, list[float]] = {True: [], False: []}
-    total = 0
+
+    async def play(written: bool, rooms: CpuByRoom | None) -> tuple[float, float, int]:
+        engine.requests.clear()
+        with tempfile.TemporaryDirectory(dir=directory) as name, rare_collections():  # as in a run
+            played = await framework(engine, chat, Path(name), episodes, tokens // TURNS, rooms, written)
+        gc.collect()
+        return played
+
     for number in range(-1, 2 * repeats):
         # Without, with, with, without, ...: a drift of the machine meets both alike. The very first warms up.
         written = number % 4 in (1, 2)
-        engine.requests.clear()
-        with tempfile.TemporaryDirectory(dir=directory) as name:
-            room = rooms[written] if number >= 0 else CpuByRoom()
-            with rare_collections():  # as in a run
-                played = await framework(engine, chat, Path(name), episodes, tokens // TURNS, room, written)
-        gc.collect()
-        if number < 0:
-            continue
-        cpu[written].append(1000 * played[0] / played[2])
-        wall[written].append(1000 * played[1] / played[2])
-        total += played[2]
+        spent_cpu, spent_wall, turns = await play(written, None)
+        if number >= 0:
+            cpu[written].append(1000 * spent_cpu / turns)
+            wall[written].append(1000 * spent_wall / turns)
     for name, spent in (("CPU", cpu), ("wall", wall)):
         with_it, without = statistics.median(spent[True]), statistics.median(spent[False])
         pairs = ", ".join(f"{a:.3f}/{b:.3f}" for a, b in zip(spent[True], spent[False], strict=True))
@@ -258,8 +257,11 @@ async def journal_cost(
         print(
             f"      the journal costs {1 - without / with_it:.1%} of the turns per {name} second, aim {JOURNAL_AIM:.0%}"
         )
-    for written, table in rooms.items():
-        print(f"CPU ms a turn by room, {'with' if written else 'without'} the journal\n{table.table(total // 2)}")
+    # By themselves: samples are taken with the interpreter's lock, which the writer then has to win back more often.
+    for written in (True, False):
+        rooms = CpuByRoom()
+        *_, turns = await play(written, rooms)
+        print(f"CPU ms a turn by room, {'with' if written else 'without'} the journal\n{rooms.table(turns)}")
 
 
 async def main(episodes: int, tokens: int, profile: bool, repeats: int) -> None:

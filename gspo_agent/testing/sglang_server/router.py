@@ -35,22 +35,27 @@ class SGLangRouter:
 
     async def start(self) -> SGLangRouter:
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        await self._site.open(
-            {
-                "POST|PUT /generate": self._generate,
-                "GET /model_info": self._forward,
-                "GET /server_info": self._forward,
-                "GET /health": self._health,
-                "GET /workers": self._list,
-                "POST /workers": self._add,
-                "DELETE /workers/{id}": self._remove,
-            }
-        )
+        routes = {
+            "POST|PUT /generate": self._generate,
+            "GET /model_info": self._forward,
+            "GET /server_info": self._forward,
+            "GET /health": self._health,
+            "GET /workers": self._list,
+            "POST /workers": self._add,
+            "DELETE /workers/{id}": self._remove,
+        }
+        try:
+            await self._site.open(routes)
+        except BaseException:
+            await self._session.close()
+            raise
         return self
 
     async def stop(self) -> None:
-        if (runner := self._site.cut()) is not None:
-            await runner.cleanup()
+        try:
+            if (runner := self._site.cut()) is not None:
+                await runner.cleanup()
+        finally:
             await self._session.close()
 
     async def __aenter__(self) -> SGLangRouter:
