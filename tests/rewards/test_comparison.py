@@ -44,6 +44,7 @@ def test_output_much_longer_than_expected_is_wrong_unless_it_is_blank() -> None:
     assert differing_token(b"1 " * 1_000_000, b"1") == 2
     assert differing_token(b"1" + b"\n" * 1_000_000, b"1") is None
     assert differing_token(b" " * 1_000_000 + b"2", b"1") == 1
+    assert differing_token(b" " * 1_000_000 + b"1 " + b" " * 1_000_000 + b"2", b"1 2") is None
 
 
 def test_differing_token_is_counted_from_one() -> None:
