@@ -33,10 +33,11 @@ class Limits(Section):
     tool_calls: Positive | None = None
     """Calls that were run, over all turns."""
     wall: Seconds | None = None
-    """Time in this episode's own turns and tools, summed over all its lives. Waiting for a quota, or for an engine
-    that is paused, is not its own time."""
+    """Time in this episode's own turns and tools, summed over all its lives. Waiting for a quota, for a turn in the
+    sandbox, or for an engine that is paused, is not its own time."""
     score: Seconds = 600.0
-    """Time for one `score`. Past it there is no verdict: the episode has failed and is tried again, never reward 0."""
+    """Time for one `score`, less what that waits for its turn in the sandbox. Past it there is no verdict: the episode
+    has failed and is tried again, never reward 0."""
 
 
 class QuotaConfig(Section):

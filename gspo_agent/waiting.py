@@ -1,4 +1,4 @@
-"""Waiting that is not an episode's own time: for its turn at a quota, for a judge. Whoever runs it is told."""
+"""Waiting that is not an episode's own time: for its turn at something shared, for a judge. Whoever runs it is told."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def told(wait: Callable[[str], object], go_on: Callable[[], object]) -> Iterator
 
 @contextmanager
 def aside(what: str) -> Iterator[None]:
-    """In here a part of the episode waits for `what`: "quota", "judges", or "" for parts of its own."""
+    """In here a part of the episode waits for `what`: "quota", "judges", "tools" for a tool's turn at something that it
+    shares, or "" for parts of its own."""
     parts = _here()
     if parts is None:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import math
 from collections.abc import AsyncIterator, Mapping
@@ -11,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from gspo_agent.clock import Clock, within
 from gspo_agent.errors import EnvError, Unscored
-from gspo_agent.waiting import aside
+from gspo_agent.waiting import aside, told
 
 
 @asynccontextmanager
 async def verdict_within(seconds: float | None, judge: str) -> AsyncIterator[None]:
-    """Raises Unscored where no verdict comes in time. The judge's time is not the episode's own."""
+    """Raises Unscored where no verdict comes in time. The judge's time is not the episode's own, and what the judge
+    waits aside for, as its turn in the sandbox, is not the judge's."""
+    clock = Clock()
     try:
-        with aside("judges"):
-            async with asyncio.timeout(seconds) as deadline:
+        with aside("judges"), told(lambda what: clock.stop(), clock.go):
+            async with within(clock, seconds) as deadline:
                 yield
     except TimeoutError as error:
         if not deadline.expired():

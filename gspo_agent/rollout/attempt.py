@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from gspo_agent.clock import Clock
 from gspo_agent.config import Limits, RolloutConfig
 from gspo_agent.engine.base import Engine
 from gspo_agent.env import Env, EnvFactory
 from gspo_agent.errors import ConfigError, JournalError, StateLost, cause_of, is_fault
-from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.events import Begun, Ended
 from gspo_agent.rollout.journal import Journal

@@ -12,11 +12,11 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gspo_agent.background import off_loop
+from gspo_agent.clock import Clock
 from gspo_agent.config import RolloutConfig
 from gspo_agent.engine.base import Engine
 from gspo_agent.errors import EnvError, JournalError
 from gspo_agent.rollout.attempt import Attempts, Outcome, Source
-from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.failures import WINDOW, Failures
 from gspo_agent.rollout.journal import Journal
 from gspo_agent.rollout.ledger import Lease, Ledger, NewGroup, OpenGroup, Ready, Settled, Slot, choose

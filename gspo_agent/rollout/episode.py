@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gspo_agent.clock import Clock, within
 from gspo_agent.config import Limits
 from gspo_agent.engine.base import Completion, Engine, Sampling
 from gspo_agent.env import Env
@@ -27,7 +28,6 @@ from gspo_agent.errors import (
     is_fault,
 )
 from gspo_agent.messages import Message, user
-from gspo_agent.rollout.clock import Clock, within
 from gspo_agent.rollout.events import CallBegun, Ended, Observed, Sampled, Spent, StopReason
 from gspo_agent.rollout.recorder import INTERRUPTED, KEPT, Recorder, Stage
 from gspo_agent.rollout.state import SAME, Same, State

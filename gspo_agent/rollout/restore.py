@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
+from gspo_agent.clock import Clock, within
 from gspo_agent.env import CallLog, Env
 from gspo_agent.env.calls import calling
 from gspo_agent.errors import EnvError, ReplayError, StateLost, boundary
 from gspo_agent.messages import Message
-from gspo_agent.rollout.clock import Clock, within
 from gspo_agent.rollout.events import Episode
 from gspo_agent.rollout.recorder import KEPT
 from gspo_agent.waiting import told

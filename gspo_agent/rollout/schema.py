@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
+from gspo_agent import mounts
 from gspo_agent.errors import JournalError, written
 from gspo_agent.rollout import remains
 
@@ -78,8 +79,6 @@ CREATE TABLE tallies (
     kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (kind, name)
 ) WITHOUT ROWID;
 """
-
-_NETWORK = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "9p", "afs", "fuse.sshfs", "fuse.gluster")
 
 
 def connect(path: Path, *, durability: str) -> sqlite3.Connection:
@@ -226,16 +225,4 @@ def damaged(path: Path, error: Exception) -> JournalError:
 
 def on_network(path: Path) -> bool:
     """Whether the file lies on a file system that several hosts may mount; False where that cannot be told."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return False
-    best, kind = "", ""
-    where = os.path.realpath(path.parent)
-    for line in mounts:
-        _, point, name, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        inside = where == point or where.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, name
-    return kind.startswith(_NETWORK)
+    return mounts.on_network(path.parent)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gspo_agent import mounts
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox import container, probe
 from gspo_agent.sandbox.inside import frames
@@ -61,6 +63,8 @@ class ForkServer:
             self._code, self._scratch, self._trainer = container.CODE, "/tmp", None
             self._packages = [f"{container.PACKAGES}/{os.path.basename(path)}" for path in packages]
         else:
+            if self.backend != "ns":
+                _check_local(self.backend, self._scratch)
             self._control, self._process = _start(settings.interpreter)
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner, remove)
@@ -87,8 +91,16 @@ class ForkServer:
         return self._finalizer.alive and os.getpid() == self._owner and self._process.poll() is None
 
     def spawn(self) -> socket.socket:
-        """A channel to the supervisor of a new job; closing it ends the job. OSError when the server is gone."""
-        near, far = socket.socketpair()
+        """A channel to the supervisor of a new job; closing it ends the job. OSError when the server is gone,
+        SandboxError when this process can have no more channels."""
+        try:
+            near, far = socket.socketpair()
+        except OSError as error:
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise SandboxError(
+                f"no job can be started: {error.strerror}. This process may have {most} files open, and every job and "
+                "session is one: raise it (ulimit -n), or play fewer episodes at once (rollout.max_in_flight)"
+            ) from None
         with far:
             try:
                 socket.send_fds(self._control, [b"job"], [far.fileno()])
@@ -139,6 +151,16 @@ class ForkServer:
             except (OSError, EOFError) as error:
                 raise NotIsolated(self.backend, f"the first job was lost ({error or 'closed channel'})") from None
         probe.judge(self.backend, header, *blobs)
+
+
+def _check_local(backend: Backend, scratch: str) -> None:
+    """Another host would take the files of these jobs for leftovers, and may know neither their ids nor their locks."""
+    if mounts.on_network(Path(scratch)):
+        raise NotIsolated(
+            backend,
+            f"{scratch}, where jobs have their files, is on a network file system",
+            "set TMPDIR to a directory of this machine, as in TMPDIR=/var/tmp or TMPDIR=/dev/shm",
+        )
 
 
 def _start(interpreter: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:

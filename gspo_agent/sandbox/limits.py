@@ -7,6 +7,8 @@ from typing import Any
 
 from gspo_agent.errors import ConfigError
 
+_MOST = 1 << 50  # what the kernel takes for each of them
+
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
@@ -35,8 +37,8 @@ class SandboxLimits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not value > 0:
-                raise ConfigError(f"sandbox limit {name} = {value!r} is not above 0")
+            if not 0 < value <= _MOST:
+                raise ConfigError(f"sandbox limit {name} = {value!r} is not above 0 and at most {_MOST:,}")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

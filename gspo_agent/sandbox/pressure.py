@@ -1,10 +1,12 @@
-"""Whether this machine keeps its work waiting."""
+"""Whether this machine, and not the code, is to blame for what became of a job."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
 
+KILLED = "killed"
+"""The status of a program that SIGKILL ended and its supervisor did not send."""
 DIRECTORY = Path("/proc/pressure")
 _HIGH = 20.0  # per cent of the last ten seconds in which something waited
 
@@ -20,5 +22,6 @@ def under_pressure() -> bool:
 
 
 def is_suspect(status: str, cpu_s: float, max_cpu_s: float) -> bool:
-    """Whether what passed a limit may have waited for the machine, and not for itself: worth another try."""
-    return status == "time_limit" and cpu_s < max_cpu_s / 2 and under_pressure()
+    """Whether it is worth another try: what passed a limit may have waited for the machine, and not for itself; what
+    was killed may have been the kernel's choice when memory ran out."""
+    return status == KILLED or (status == "time_limit" and cpu_s < max_cpu_s / 2 and under_pressure())

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -17,11 +17,12 @@ from gspo_agent.sandbox.channel import Channel, JobLost
 from gspo_agent.sandbox.forkserver import ForkServer, choose
 from gspo_agent.sandbox.inside import data
 from gspo_agent.sandbox.limits import SandboxLimits
-from gspo_agent.sandbox.pressure import is_suspect
+from gspo_agent.sandbox.pressure import KILLED, is_suspect
 from gspo_agent.sandbox.results import CallResult, RunResult
 from gspo_agent.sandbox.session import Session
 from gspo_agent.sandbox.settings import SandboxSettings
 from gspo_agent.sandbox.testfile import TestFileResult, converse, pytest_packages
+from gspo_agent.waiting import aside
 
 Result = TypeVar("Result", RunResult, CallResult)
 _DEFAULT = SandboxLimits()
@@ -36,7 +37,8 @@ class Sandbox:
     a result is there, no process of its run is left. Not covered: bugs of the kernel, side channels, and what code
     learns about the machine from its own CPU. Nothing is run without isolation, unless the settings say "unsafe".
 
-    Waiting for a turn (about two jobs per processor run at once; idle sessions are not counted) uses up no limit.
+    Waiting for a turn (about two jobs per processor run at once; idle sessions are not counted) uses up no limit, and
+    is no time of the episode that it is for.
 
         sandbox = await Sandbox.open()
         result = await sandbox.run("print(input()[::-1])", stdin="abc")
@@ -92,21 +94,28 @@ class Sandbox:
         return server
 
     def channel(self, *, testing: bool = False) -> Channel:
-        """A channel to a new job; JobLost when the server has just died, and the next call starts another one."""
-        server = self.testing_server() if testing else self.server()
-        try:
-            return Channel(server.spawn())
-        except OSError:
-            server.close()
-            raise JobLost from None
+        """A channel to a new job, of another server where that has just died; JobLost where it dies as well."""
+        for _ in range(_ATTEMPTS):
+            server = self.testing_server() if testing else self.server()
+            try:
+                return Channel(server.spawn())
+            except OSError:
+                server.close()
+        raise JobLost
 
-    @property
-    def turns(self) -> asyncio.Semaphore:
-        """Bounds the jobs that run at once, in the running event loop."""
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits until one of the jobs that may run at once, in the running event loop, has ended."""
         loop = asyncio.get_running_loop()
-        if loop not in self._turns:
-            self._turns[loop] = asyncio.Semaphore(self._max_running)
-        return self._turns[loop]
+        turns = self._turns.get(loop)
+        if turns is None:
+            turns = self._turns[loop] = asyncio.Semaphore(self._max_running)
+        with aside("tools"):
+            await turns.acquire()
+        try:
+            yield
+        finally:
+            turns.release()
 
     async def run(self, code: str, *, stdin: bytes | str = b"", limits: SandboxLimits = _DEFAULT) -> RunResult:
         """Runs `code` as a program of its own, to its end or to a limit."""
@@ -163,7 +172,7 @@ class Sandbox:
         What the tests know never enters the solution's job. `limits` are those of one test, `deadline_s` that of all.
         """
         result = TestFileResult("infra_error", {})
-        async with self.turns:
+        async with self.turn():
             try:
                 async with asyncio.timeout(deadline_s):
                     for _ in range(_ATTEMPTS):
@@ -210,12 +219,12 @@ class Sandbox:
         stop: Callable[[Result], bool] | None,
         deadline_s: float | None,
     ) -> list[Result]:
-        """One result for each input. What a dying fork server took with it is tried once more, then it is `lost`; so is
-        what passed a limit of the clock while the machine was short of something, and then it has passed it."""
+        """One result for each input. What a dying fork server took with it is tried once more, then it is `lost`. So is
+        what was killed, or passed a limit of the clock while the machine was short of something; then that counts."""
         header = {**request, "limits": limits.as_dict()}
         source = code.encode("utf-8", "surrogatepass")
         results: list[Result] = []
-        async with self.turns:
+        async with self.turn():
             try:
                 async with asyncio.timeout(deadline_s):
                     for attempt in range(_ATTEMPTS):
@@ -247,12 +256,12 @@ def _bytes(stdin: bytes | str) -> bytes:
 
 def _run_result(header: dict[str, Any], blobs: list[bytes]) -> RunResult:
     stdout, stderr = blobs
-    return RunResult(stdout, stderr, header["status"], header["cpu_s"], header["wall_s"], header["exit_code"])
+    return RunResult(stdout, stderr, _status(header), header["cpu_s"], header["wall_s"], header["exit_code"])
 
 
 def _call_result(header: dict[str, Any], blobs: list[bytes]) -> CallResult:
     """The answer is the word of untrusted code: whatever is not exactly an answer is a runtime error of that code."""
-    status, value, error = header["status"], None, ""
+    status, value, error = _status(header), None, ""
     if status == "ok":
         try:
             said = json.loads(blobs[0])
@@ -264,6 +273,11 @@ def _call_result(header: dict[str, Any], blobs: list[bytes]) -> CallResult:
         except (ValueError, KeyError, TypeError, RecursionError) as problem:
             status, error = "runtime_error", f"unreadable answer: {problem}"
     return CallResult(status, value, error, header["cpu_s"], header["wall_s"])
+
+
+def _status(header: dict[str, Any]) -> Any:
+    """By now whoever was killed has been killed twice, which only the code itself can count on."""
+    return "runtime_error" if header["status"] == KILLED else header["status"]
 
 
 _LOST_RUN = RunResult(b"", b"", "infra_error", 0.0, 0.0, None)

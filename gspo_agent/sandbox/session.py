@@ -35,7 +35,7 @@ class Session:
     async def open(cls, sandbox: Sandbox, limits: SandboxLimits) -> Self:
         reason = "the job was lost"
         for _ in range(_ATTEMPTS):
-            async with sandbox.turns:
+            async with sandbox.turn():
                 with contextlib.suppress(JobLost), contextlib.ExitStack() as cleanup:
                     channel = cleanup.enter_context(sandbox.channel())
                     await channel.send({"kind": "session", "limits": limits.as_dict()})
@@ -56,7 +56,7 @@ class Session:
         if not self.alive:
             return CellResult("The session has ended; its variables are lost.\n", "dead", False, 0.0, 0.0)
         try:
-            async with self._sandbox.turns:
+            async with self._sandbox.turn():
                 await self._channel.send({}, code.encode("utf-8", "surrogatepass"))
                 header, blobs = await self._channel.receive(5 * self.limits.wall_s + 60)
         except JobLost:

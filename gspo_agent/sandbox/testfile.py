@@ -17,6 +17,7 @@ from typing import Any
 from gspo_agent.errors import ConfigError
 from gspo_agent.sandbox.channel import Channel, JobLost
 from gspo_agent.sandbox.limits import SandboxLimits
+from gspo_agent.sandbox.pressure import KILLED
 
 _PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _TESTER = SandboxLimits(result_bytes=64 << 20)
@@ -105,5 +106,7 @@ async def converse(
             ended, (answer, out, err) = await theirs.ask(message)
         heading = {"status": ended, "out": len(out), "err": len(err)}
         status, blobs = await ours.ask(json.dumps(heading).encode() + b"\n" + out + err + answer)
+    if status == KILLED:
+        raise JobLost  # not by the solution, which cannot reach it
     status = "task_error" if status == "runtime_error" else status
     return TestFileResult(status, {}, cpu_s + theirs.cpu_s, time.monotonic() - started)

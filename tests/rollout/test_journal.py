@@ -340,16 +340,6 @@ def test_status_of_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
         read_status(tmp_path / "journal.sqlite")
 
 
-def test_a_network_file_system_is_told_by_its_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not schema.on_network(tmp_path / "journal.sqlite")
-    mounts = f"/dev/vda / ext4 rw 0 0\nhost:/x {tmp_path} nfs4 rw 0 0\n/dev/vdb {tmp_path}/local ext4 rw 0 0\n"
-    monkeypatch.setattr(Path, "read_text", lambda self: mounts)
-    assert schema.on_network(tmp_path / "journal.sqlite")
-    assert schema.on_network(tmp_path / "deeper" / "journal.sqlite")
-    assert not schema.on_network(tmp_path / "local" / "journal.sqlite")
-    assert not schema.on_network(Path("/elsewhere/journal.sqlite"))
-
-
 def test_on_a_network_file_system_only_the_running_process_tells_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

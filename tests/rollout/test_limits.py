@@ -21,6 +21,7 @@ from gspo_agent.rollout.episode import run_episode
 from gspo_agent.rollout.recorder import Recorder
 from gspo_agent.testing import ByteChat, ScriptedEngine
 from gspo_agent.trajectory import Status, Trajectory
+from gspo_agent.waiting import aside
 from tests.rollout.scene import CHAT, Run, play_to_the_end, until
 
 ONE = RolloutConfig(group_size=2, groups_per_step=1, over_provision=1.0, filter_zero_variance=False)
@@ -193,6 +194,19 @@ async def test_a_judge_that_hangs_in_its_thread_is_left_there(end: str) -> None:
     assert not closed.is_set()  # it waits for the thread, and nobody waits for it
     go.set()
     assert await asyncio.to_thread(closed.wait, 10)
+
+
+async def test_a_judges_wait_for_its_turn_at_something_shared_is_not_its_time() -> None:
+    Search.go.set()
+
+    class Waiting(Search):
+        async def score(self, task: dict[str, Any], answer: str) -> float:
+            with aside("tools"):
+                await asyncio.sleep(0.2)
+            return 1.0
+
+    trajectory, episode = await played(Waiting(), Limits(score=0.1, wall=0.1))
+    assert (trajectory.status, trajectory.reward, episode.seconds < 0.1) == (Status.TERMINATED, 1.0, True)
 
 
 async def test_an_own_afinish_has_the_same_deadline() -> None:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from gspo_agent.clock import Clock
 from gspo_agent.config import QuotaConfig, RolloutConfig
 from gspo_agent.env import Env
 from gspo_agent.messages import Message, user
 from gspo_agent.rollout import restore
-from gspo_agent.rollout.clock import Clock
 from gspo_agent.testing import ScriptedEngine
 from tests.rollout.scene import CHAT, Run, until
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ def traces() -> Traces:
     return Traces(
         len(os.listdir("/proc/self/fd")),
         "\n".join(line for line in Path("/proc/self/mounts").read_text().splitlines() if line.split()[0] != SMALL_DISK),
-        frozenset(name for name in os.listdir("/tmp") if name.startswith(("box", "gspo"))),
+        frozenset(name for name in os.listdir(tempfile.gettempdir()) if name.startswith(("box", "gspo"))),
     )
 
 

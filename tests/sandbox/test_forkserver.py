@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from gspo_agent import mounts
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox import Sandbox
 from gspo_agent.sandbox.forkserver import ForkServer
@@ -114,3 +117,60 @@ def test_server_is_in_namespaces_of_its_own() -> None:
         assert Path(f"/proc/{inner}/environ").read_bytes().count(b"\0") <= 4
     finally:
         server.close()
+
+
+def test_work_directory_on_a_network_file_system_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nhost:/x {tempfile.gettempdir()} nfs4 rw 0 0\n")
+    monkeypatch.setattr(mounts, "TABLE", tmp_path / "mounts")
+    with pytest.raises(SandboxError, match=r"by landlock: .* is on a network file system.*Remedy: set TMPDIR to"):
+        ForkServer(SandboxSettings("landlock"))
+    ForkServer(SandboxSettings("ns")).close()  # has no file on the host
+
+
+def test_too_many_open_files_are_an_error_by_name_and_no_death_of_the_server(sandbox: Sandbox) -> None:
+    server = sandbox.server()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(SandboxError, match=r"no job can be started: Too many open files.*ulimit -n"):
+            sandbox.channel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    sandbox.channel().close()
+    assert sandbox.server() is server
+
+
+CROWDED = """
+import os, select, socket
+from gspo_agent.sandbox.inside.forkserver import _Server
+
+class Walls:
+    slots, packages, canary = 1, [], None
+    fork = staticmethod(os.fork)
+    enclosure = staticmethod(lambda slot: None)
+    forget = staticmethod(lambda pid: None)
+
+control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+if os.fork() == 0:
+    control.close()
+    _Server(far, Walls()).serve()
+far.close()
+control.recv(4096)
+channels = []
+for _ in range(2):
+    near, end = socket.socketpair()
+    socket.send_fds(control, [b"job"], [end.fileno()])
+    end.close()
+    channels.append(near)
+print(channels[1].recv(1))
+if not select.select([channels[0]], [], [], 0.2)[0]:
+    print("waits for its request")
+"""
+
+
+def test_job_for_which_no_user_id_is_left_is_lost_and_no_other() -> None:
+    ended = subprocess.run([sys.executable, "-c", CROWDED], cwd=confinement.ROOT, capture_output=True, text=True)
+    assert ended.stdout == "b''\nwaits for its request\n", ended.stderr

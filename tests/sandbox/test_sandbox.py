@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 
 import pytest
 
+from gspo_agent.clock import Clock
 from gspo_agent.errors import ConfigError, SandboxError
 from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings, marks, share, shared_sandbox
+from gspo_agent.waiting import told
 from tests.sandbox import survivors
 
 SLEEP = "import time; time.sleep(60)"
@@ -136,8 +139,6 @@ async def test_servers_killed_at_random_moments_never_change_an_answer() -> None
         calls = [own.call_many("def f(x): return x + 1", "f", [[n], [n + 1]]) for n in range(60)]
         _, run_results, call_results = await asyncio.gather(kill(), asyncio.gather(*runs), asyncio.gather(*calls))
         after = await own.run("print('clean')")
-        if after.status == "infra_error":  # it met the server that was killed last, before that was noticed
-            after = await own.run("print('clean')")
     lost = 0
     for n, (result, answers) in enumerate(zip(run_results, call_results, strict=True)):
         lost += result.status == "infra_error"
@@ -157,6 +158,18 @@ async def test_many_jobs_at_once_wait_for_their_turn_and_none_is_mixed_up() -> N
     async with Sandbox(max_running=2) as own:
         results = await asyncio.gather(*[own.run("print(input())", stdin=str(n)) for n in range(40)])
     assert [result.stdout for result in results] == [b"%d\n" % n for n in range(40)]
+
+
+async def test_waiting_for_a_turn_is_no_time_of_the_episode() -> None:
+    clock = Clock()
+    async with Sandbox(max_running=1) as own:
+        before = asyncio.create_task(own.run("import time; time.sleep(0.6)"))
+        await asyncio.sleep(0.1)
+        with told(lambda what: clock.stop(), clock.go):
+            begun = clock.now()
+            assert (await own.run("print(1)", limits=SandboxLimits(wall_s=0.2))).stdout == b"1\n"
+        assert clock.now() - begun < 0.4
+        assert before.done()
 
 
 @pytest.mark.parametrize("target", ["0", "-1", "1", "os.getppid()"])
@@ -188,8 +201,9 @@ async def test_closed_sandbox_and_unknown_backend_are_refused() -> None:
         await own.run("1")
     with pytest.raises(ConfigError, match="'docker'; known are auto, ns, landlock"):
         SandboxSettings("docker")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="cpu_s = 0 is not above 0"):
-        SandboxLimits(cpu_s=0)
+    for seconds in (0, float("nan"), float("inf"), 1e300):
+        with pytest.raises(ConfigError, match=f"cpu_s = {re.escape(repr(seconds))} is not above 0"):
+            SandboxLimits(cpu_s=seconds)
 
 
 async def test_shared_sandbox_is_one_and_comes_back_after_closing() -> None:

@@ -50,7 +50,8 @@ class Dialogue:
         self._nonce, self._received = b"", b""
 
     def ask(self, message: bytes) -> tuple[str, bytes]:
-        """("ok", answer), or the limit that was passed, or "runtime_error": the program ended or broke the rules."""
+        """("ok", answer), or the limit that was passed, "killed" (by SIGKILL, which nothing here has sent), or
+        "runtime_error": the program ended otherwise or broke the rules."""
         if not self.alive:
             return "runtime_error", b""
         self.watch.begin()
@@ -124,6 +125,8 @@ class Dialogue:
     def _end(self, status: str) -> tuple[str, bytes]:
         self._account()
         self.alive = False
+        if status == "runtime_error" and self.watch.killed():
+            status = "killed"
         self.watch.close()
         return status, b""
 

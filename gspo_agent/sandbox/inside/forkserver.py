@@ -7,6 +7,7 @@ job's channel; everything else about a job is said on that channel, to its super
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -139,12 +140,14 @@ class _Server:
         try:
             self.start(channel)
         except OSError:
-            pass  # too many processes: the closed channel says that the job is lost
+            pass  # too many processes, or jobs: the closed channel says that the job is lost
         finally:
             channel.close()
         return True
 
     def start(self, channel: socket.socket) -> None:
+        if self.walls.slots and not self.free:
+            raise OSError(errno.EAGAIN, "every job's user id is taken")
         slot = self.free.pop() if self.walls.slots else 0
         pid = -1
         try:

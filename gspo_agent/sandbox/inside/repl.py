@@ -54,7 +54,7 @@ def _run_cell(dialogue: Dialogue, code: bytes) -> str:
         return _STATUS.get(answer, "runtime_error")
     if status == "time_limit" and dialogue.alive:
         dialogue.interrupt()
-    elif status == "runtime_error":
+    elif status in ("runtime_error", "killed"):
         return "dead"
     return status
 

@@ -88,6 +88,7 @@ class _Job:
                 verdict = "time_limit"
             else:
                 verdict = program.EXIT_STATUS.get(exit_code or 0, "runtime_error" if exit_code else "ok")
+                verdict = "killed" if exit_code == -signal.SIGKILL else verdict
         shown = 1 if exit_code in program.EXIT_STATUS else exit_code
         return {"status": verdict, "cpu_s": cpu_s, "exit_code": shown}
 

@@ -126,6 +126,13 @@ class Watch:
                     delays.append(int(file.read().split()[1]) / 1e9)
         return max(delays)
 
+    def killed(self) -> bool:
+        """Whether SIGKILL has ended the first process, before `close` does: it itself, or the machine. What closed its
+        descriptors is about to end, and gets a moment for that."""
+        select.select([self.handle], [], [], TICK_MS / 1000)
+        ended = os.waitid(os.P_PIDFD, self.handle, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        return ended is not None and (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGKILL)
+
     def close(self) -> float:
         """Kills whatever is left of the job's processes and waits until they are gone; CPU seconds they used."""
         os.close(self.handle)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from gspo_agent.clock import Clock
 from gspo_agent.config import Limits
 from gspo_agent.env import ToolEnv
-from gspo_agent.rollout.clock import Clock
 from gspo_agent.rollout.episode import run_episode
 from gspo_agent.testing import ScriptedEngine
 from gspo_agent.trajectory import Status, Trajectory

@@ -1,4 +1,4 @@
-"""The clock that an episode's wall limit is read from: it stands still while nothing can be sampled."""
+"""The clock that an episode's limits of time are read from: it stands still while nothing of it can go on."""
 
 from __future__ import annotations
 
