@@ -361,10 +361,22 @@ def _run(work: Coroutine[Any, Any, Any], interruption: Interruption | None = Non
             with suppress(OSError, AttributeError):  # nobody reads it, or there is none
                 sys.stdout.flush()
             interruption.leave()
+        except BaseExceptionGroup as group:
+            told = group.subgroup(
+                (GspoAgentError, BrokenPipeError)
+            )  # the second: nobody reads standard output any more
+            raise _first(told or group) from (None if told else group)
         finally:
             interruption.release()
 
     return asyncio.run(guarded())
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of a group; it ended the others."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

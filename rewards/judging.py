@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gspo_agent.errors import ConfigError
+from gspo_agent.errors import ConfigError, TaskError
 from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings
 from gspo_agent.tasks.rows import BadRow, read_path, text_field
 from rewards.unit_tests import Verdict, judge
@@ -23,6 +23,7 @@ from rewards.unit_tests import Verdict, judge
 _MARK = "GEN:"  # of texts that are written as a Python expression
 _CALCULATE = "def value(expression): return eval(expression)"
 _GENERATED = SandboxLimits(result_bytes=64 << 20)
+_DAY_S = 86400
 _AHEAD = 4  # rows per processor that wait for their turn in the sandbox
 
 
@@ -40,7 +41,6 @@ class Case:
 async def judge_file(path: Path, backend: str = "auto") -> int:
     """Prints one JSON object for each row as soon as it is judged, and on standard error the rows that cannot be used
     and the count of each verdict. Waits for all; returns how many rows could not be used."""
-    rows = list(case_rows(path))
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     counts: Counter[str] = Counter()
     bad = 0
@@ -61,15 +61,19 @@ async def judge_file(path: Path, backend: str = "auto") -> int:
         progress.advance(bar)
         places.release()
 
-    columns = (TextColumn("judged"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("judged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     settings = SandboxSettings(backend=cast(Any, backend))
     async with await Sandbox.open(settings) as sandbox:
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("", total=len(rows))
+            bar = progress.add_task("", total=None)  # a file may be longer than memory
             async with asyncio.TaskGroup() as group:
-                for place, row in rows:
+                rows = case_rows(path)
+                # In a thread: a pipe may have its next row much later, and verdicts are waited for meanwhile.
+                while (found := await asyncio.to_thread(next, rows, None)) is not None:
                     await places.acquire()
-                    group.create_task(judged(place, row))
+                    group.create_task(judged(*found))
+    if not counts and not bad:
+        raise TaskError(f"{path}: holds no rows; write one JSON object per solution")
     said = [f"{verdict} {count}" for verdict, count in counts.most_common()]
     console.print(", ".join([f"{counts.total()} judged", *said, *([f"rows that cannot be used {bad}"] * (bad > 0))]))
     return bad
@@ -94,7 +98,8 @@ async def _case(place: str, row: Any, sandbox: Sandbox) -> Case:
         raise BadRow("kind", "is 'session', which has cells and no verdict")
     row = await _generated(row, sandbox)
     code = text_field(row, "solution", "code", empty=True)
-    tests, entry_point = row.get("tests", row.get("test_file")), row.get("entry_point", row.get("fn"))
+    entry_point, cls = _name(row, "entry_point", "fn"), _name(row, "cls")
+    tests = row.get("tests", row.get("test_file"))
     kind = row.get("kind") or ("testfile" if isinstance(tests, str) else "call" if entry_point else "stdio")
     if isinstance(tests, str):
         tests = [{"test_file": tests, **{key: row[key] for key in ("module", "count") if row.get(key) is not None}}]
@@ -104,16 +109,23 @@ async def _case(place: str, row: Any, sandbox: Sandbox) -> Case:
     if kind != "testfile":
         # Its two names for what is our default.
         compare = row.get("compare") if kind == "call" and row.get("compare") != "value" else None
-        options |= {"entry_point": entry_point, "cls": row.get("cls"), "compare": compare}
-    return Case(place, str(row.get("id", place)), code, tests, options)
+        options |= {"entry_point": entry_point, "cls": cls, "compare": compare}
+    return Case(place, str(place if row.get("id") is None else row["id"]), code, tests, options)
+
+
+def _name(row: Mapping[str, Any], *fields: str) -> str | None:
+    found = next((row[field] for field in fields if row.get(field) is not None), None)
+    if found is not None and not isinstance(found, str):
+        raise BadRow(fields[0], f"is {type(found).__name__}, not a name")
+    return found
 
 
 def _limits(row: Mapping[str, Any]) -> SandboxLimits:
     seconds = row.get("time_limit")
     if seconds is None:
         return SandboxLimits()
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise BadRow("time_limit", f"is {seconds!r}, not CPU seconds above 0")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < _DAY_S:
+        raise BadRow("time_limit", f"is {seconds!r}, not CPU seconds above 0 and below {_DAY_S}")
     return SandboxLimits(cpu_s=float(seconds), wall_s=3 * float(seconds) + 5)
 
 

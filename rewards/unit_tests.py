@@ -95,7 +95,7 @@ async def judge(
 
 
 def _comparison(kind: str, compare: Compare | None) -> Compare:
-    if kind not in _COMPARISONS:
+    if not isinstance(kind, str) or kind not in _COMPARISONS:
         raise ConfigError(f"unknown kind of test {kind!r}; known are {', '.join(_COMPARISONS)}, testfile")
     known = _COMPARISONS[kind]
     if compare is not None and compare not in known:
@@ -116,6 +116,8 @@ def _task_problem(tests: Sequence[Mapping[str, Any]], kind: str, entry_point: st
         try:
             if kind == "stdio":
                 ok = all(isinstance(test[field], str | bytes) for field in _FIELDS[kind])
+                for text in (test[field] for field in _FIELDS[kind] if isinstance(test[field], str)):
+                    text.encode()  # half of a surrogate pair has no bytes
             else:
                 ok = isinstance(data.decode(test["args"]), list | tuple)
                 data.decode(test["expected"])

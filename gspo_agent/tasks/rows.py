@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,13 @@ def read_path(path: Path) -> Iterator[tuple[str, Any]]:
             yield from read_path(file)
         return
     try:
-        raw = path.read_bytes()
-        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError) as error:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as opened:
+            if path.name.removesuffix(".gz").endswith(".json"):
+                yield from _json_rows(path, opened.read())
+            else:
+                yield from _json_lines(path, opened)
+    except (OSError, EOFError, zlib.error) as error:
         raise TaskError(f"{path}: cannot be read: {error}") from error
-    if path.name.removesuffix(".gz").endswith(".json"):
-        yield from _json_rows(path, raw)
-    else:
-        yield from _json_lines(path, raw)
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
@@ -129,8 +129,8 @@ def read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
     yield from _enumerate(name, rows)
 
 
-def _json_lines(path: Path, raw: bytes) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(raw.split(b"\n"), 1):
+def _json_lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(file, 1):
         if line.strip():
             try:
                 yield f"{path}:{number}", json.loads(line)

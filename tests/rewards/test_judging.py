@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from gspo_agent import entry_points
-from gspo_agent.errors import ConfigError
+from gspo_agent.errors import ConfigError, TaskError
 from rewards import judging
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,71 @@ def test_ctrl_c_leaves_what_was_printed(tmp_path: Path) -> None:
         out, error = judge.communicate(timeout=20)
     assert (judge.returncode, out) == (130, b"")
     assert b"stopped; what was judged is printed" in error
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({**ECHO, "kind": ["stdio"]}, "unknown kind of test ['stdio']"),
+        ({**ECHO, "kind": "haskell"}, "unknown kind of test 'haskell'; known are stdio, call, testfile"),
+        ({**CALL, "entry_point": 3}, "entry_point: is int, not a name"),
+        ({**CALL, "cls": ["A"]}, "cls: is list, not a name"),
+        ({**CALL, "compare": "tokens"}, "comparison 'tokens' is not for tests of kind 'call'"),
+        ({**ECHO, "time_limit": float("inf")}, "time_limit: is inf, not CPU seconds"),
+        ({**ECHO, "time_limit": "1"}, "time_limit: is '1', not CPU seconds"),
+        ({**ECHO, "solution": 7}, "solution: is int, not text"),
+        ({**ECHO, "tests": ["7"]}, "tests: is neither a list of objects"),
+        ([], "row: is list, not an object"),
+    ],
+)  # fmt: skip
+async def test_row_that_cannot_be_used_is_named_with_its_field(
+    row: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await judging.judge_file(write(tmp_path / "rows.jsonl", row)) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"rows.jsonl:1: {said}" in captured.err
+
+
+async def test_odd_texts_are_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half = {**ECHO, "id": None, "tests": [{"stdin": "\ud800", "stdout": "7"}]}
+    code = {**ECHO, "id": "code", "solution": "print('\ud800')\0"}
+    file = write(tmp_path / "rows.jsonl", half, code, {**ECHO, "id": ["a"], "tests": []})
+    assert await judging.judge_file(file) == 0
+    found = {id: row["verdict"] for id, row in lines(capsys.readouterr().out).items()}
+    assert found == {f"{file}:1": "task_error", "code": "compile_error", "['a']": "task_error"}
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "[]"])
+async def test_file_without_rows_is_an_error(content: str, tmp_path: Path) -> None:
+    file = tmp_path / ("rows.json" if content == "[]" else "rows.jsonl")
+    file.write_text(content)
+    with pytest.raises(TaskError, match=r"rows\.jsonl?: holds no rows"):
+        await judging.judge_file(file)
+
+
+def test_verdicts_come_before_the_file_ends_and_a_closed_pipe_ends_the_rest_in_silence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    line = [*COMMAND, str(tmp_path / "rows.jsonl")]
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as judge:
+        assert judge.stdout is not None
+        with (tmp_path / "rows.jsonl").open("w", buffering=1) as rows:
+            rows.write(json.dumps(ECHO) + "\n")
+            assert json.loads(judge.stdout.readline())["verdict"] == "pass"
+            judge.stdout.close()
+            rows.write(json.dumps(ECHO) + "\n")
+        assert judge.stderr is not None
+        assert judge.stderr.read() == ""
+        assert judge.wait(20) == 1
+
+
+def test_file_that_ends_too_early_is_one_line_after_what_was_judged(tmp_path: Path) -> None:
+    file, row = tmp_path / "rows.jsonl.gz", json.dumps(ECHO).encode() + b"\n"
+    file.write_bytes(gzip.compress(row) + gzip.compress(row)[:-9])
+    finished = subprocess.run([*COMMAND, str(file)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 1
+    assert finished.stderr.startswith(f"TaskError: {file}: cannot be read: ")
+    assert len(finished.stderr.splitlines()) == 1
 
 
 async def test_cases_in_one_json_file_are_judged_and_their_texts_generated_inside(
