@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from gspo_agent.sandbox.inside import frames
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 
 
 class JobLost(Exception):
@@ -16,12 +16,18 @@ class JobLost(Exception):
 
 
 class Channel:
-    """Frames to and from a job's supervisor. Closing it ends the job and everything in it."""
+    """Frames to and from a job's supervisor. Closing it ends the job and everything in it.
+
+    What arrives is kept from the first `receive` on, until another event loop calls that.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._buffer = bytearray()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
 
     async def send(self, header: dict[str, Any], *blobs: bytes) -> None:
         data = frames.pack(header, *blobs)
@@ -48,17 +54,44 @@ class Channel:
             raise JobLost from None
 
     async def _exactly(self, length: int) -> bytes:
-        loop = asyncio.get_running_loop()
         while len(self._buffer) < length:
-            data = await loop.sock_recv(self._socket, _CHUNK)
-            if not data:
+            if self._ended:
                 raise JobLost
-            self._buffer += data
+            await self._more()
         taken = bytes(self._buffer[:length])
         del self._buffer[:length]
         return taken
 
+    async def _more(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._stop_reading()
+            self._loop = loop
+            loop.add_reader(self._socket, self._read)
+        self._waiter = loop.create_future()
+        await self._waiter
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._buffer += data
+        if not data:
+            self._ended = True
+            self._stop_reading()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _stop_reading(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+        self._loop = None
+
     def close(self) -> None:
+        self._stop_reading()
         self._socket.close()
 
     def __enter__(self) -> Self:

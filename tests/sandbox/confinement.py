@@ -60,7 +60,7 @@ def confine(kind: str) -> None:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     rules = seccomp._Rules(os.uname().machine)
     numbers = [seccomp._REFUSED[name][rules.column] for name in _REFUSED_BY_DOCKER.split()]
-    program = b"".join(
+    program = seccomp.Program(
         [
             *rules.head(),
             *rules.on(seccomp._CLONE3, [seccomp._ABSENT]),
@@ -78,7 +78,7 @@ def confine(kind: str) -> None:
             seccomp._ALLOWED,
         ]
     )
-    seccomp.attach(program)
+    program.attach()
     if os.getuid() != 0:
         return
     kept = () if kind != "docker" else _DOCKERS

@@ -145,7 +145,7 @@ def test_too_many_open_files_are_an_error_by_name_and_no_death_of_the_server(san
 
 CROWDED = """
 import os, select, socket
-from gspo_agent.sandbox.inside.forkserver import _Server
+from gspo_agent.sandbox.inside.forkserver import _serve
 
 class Walls:
     slots, packages, canary = 1, [], None
@@ -156,7 +156,7 @@ class Walls:
 control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 if os.fork() == 0:
     control.close()
-    _Server(far, Walls()).serve()
+    _serve(far, Walls())
 far.close()
 control.recv(4096)
 channels = []

@@ -20,6 +20,7 @@ from .walls import Enclosure
 from .watch import Watch
 
 NONCE = 16
+_CHUNK = 1 << 16  # more than 128 KB would be memory that the kernel maps anew for each answer
 _GRACE = {"cpu_s": 0.3, "wall_s": 1.0}  # to heed an interrupt
 
 
@@ -104,7 +105,7 @@ class Dialogue:
                 return self._end("runtime_error" if verdict == "end" else verdict)
             data = b""
             with contextlib.suppress(OSError):
-                data = self.socket.recv(1 << 18)
+                data = self.socket.recv(_CHUNK)
             received += data
             length = LENGTH.unpack_from(received)[0] if len(received) >= LENGTH.size else 0
             if not data:

@@ -7,6 +7,7 @@ job's channel; everything else about a job is said on that channel, to its super
 
 from __future__ import annotations
 
+import _signal
 import errno
 import gc
 import json
@@ -18,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from . import linux, supervisor, warm
+from . import linux, program, rehearsal, supervisor, warm
 from .confined import Confined, Unconfined
 from .namespaces import Namespaces
 from .walls import Walls
@@ -117,6 +118,8 @@ class _Server:
         warm.import_all()
         if self.walls.packages:
             warm.import_packages(self.walls.package_path)
+        program.prepare()
+        rehearsal.rehearse()
         gc.collect()
         gc.freeze()
         waiting = select.poll()
@@ -162,7 +165,7 @@ class _Server:
     def _become_supervisor(self, channel: socket.socket, slot: int) -> None:
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # not `signal.signal`, which looks up enumerations
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.setsid()  # signals to a process group do not stop at the border of a pid namespace
             for resource in (self.control, self.wake, self.signalled):

@@ -7,6 +7,11 @@ import os
 import platform
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
+_libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+# Made once: each job would touch many pages to make the types of these arrays.
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, of this thread
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x20000, 0x2000000, 0x4000000
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -78,11 +83,10 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def prctl(option: int, value: int = 0, pointer: object = None) -> None:
-    arguments = (ctypes.c_ulong(value), pointer or ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    _checked(_libc.prctl(option, *arguments), f"prctl({option})")
+    if _libc.prctl(option, value, pointer, 0, 0) != 0:
+        _checked(-1, f"prctl({option})")
 
 
 def drop_capabilities() -> None:
-    """Empties the effective, permitted and inheritable sets (capset, version 3)."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    _checked(_libc.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+    """Empties the effective, permitted and inheritable sets."""
+    _checked(_libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import _sitebuiltins
 import atexit
 import builtins
@@ -12,7 +13,6 @@ import linecache
 import math
 import os
 import resource
-import signal
 import socket
 import sys
 import traceback
@@ -27,17 +27,28 @@ COMPILE_ERROR, OUT_OF_MEMORY = 122, 121
 EXIT_STATUS = {COMPILE_ERROR: "compile_error", OUT_OF_MEMORY: "memory_limit"}
 MAIN_FILE = "main.py"
 _RECURSION = 1000 + 20  # the frames of the harness below the first one of the code
-_STREAMS = (
-    ("stdin", 0, "r", "surrogateescape"),
-    ("stdout", 1, "w", "surrogateescape"),
-    ("stderr", 2, "w", "backslashreplace"),
-)
 _MAX_FRAMES = 12  # of a traceback, the innermost ones
 _HARNESS = os.path.dirname(__file__)
 
 
+def prepare() -> None:
+    """In the fork server: what every program has alike is made once, and not by each of them."""
+    for name, fd, mode, errors in (
+        ("stdin", 0, "rb", "surrogateescape"),
+        ("stdout", 1, "wb", "surrogateescape"),
+        ("stderr", 2, "wb", "backslashreplace"),
+    ):
+        raw = open(fd, mode, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(raw, "utf-8", errors, line_buffering=fd == 2)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = [MAIN_FILE]
+    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # what -S left out
+    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
+
+
 def confine(
-    limits: dict[str, Any], enclosure: Enclosure, streams: tuple[int, int, int], answers: socket.socket | None
+    limits: list[tuple[int, int]], enclosure: Enclosure, streams: tuple[int, int, int], answers: socket.socket | None
 ) -> None:
     """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
@@ -53,14 +64,16 @@ def confine(
     os.umask(0o022)
     os.chdir(enclosure.work)
     enclosure.lose_identity()
-    _set_limits(limits, whole_run=answers is None, own_count=enclosure.own_count)
+    for kind, value in limits:
+        resource.setrlimit(kind, (value, value))
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a change of ids cleared it, and /dev/stdin needs it
     enclosure.lock()
     _become_plain_interpreter(enclosure.work, whole_run=answers is None)
 
 
-def _set_limits(limits: dict[str, Any], *, whole_run: bool, own_count: bool) -> None:
+def kernel_limits(limits: dict[str, Any], *, whole_run: bool, own_count: bool) -> list[tuple[int, int]]:
+    """What `resource.setrlimit` sets, as far as this machine's own hard limits allow it."""
     chosen = {
         resource.RLIMIT_AS: limits["address_space_bytes"],
         resource.RLIMIT_NOFILE: limits["open_files"],
@@ -74,26 +87,20 @@ def _set_limits(limits: dict[str, Any], *, whole_run: bool, own_count: bool) -> 
         chosen[resource.RLIMIT_NPROC] = limits["processes"]
     if whole_run:  # the kernel's own stop, should the supervisor be late
         chosen[resource.RLIMIT_CPU] = math.ceil(limits["cpu_s"]) + 2
-    for kind, value in chosen.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+    hard = {kind: resource.getrlimit(kind)[1] for kind in chosen}
+    return [
+        (kind, value if hard[kind] == resource.RLIM_INFINITY else min(value, hard[kind]))
+        for kind, value in chosen.items()
+    ]
 
 
 def _become_plain_interpreter(work: str, *, whole_run: bool) -> None:
+    # Not `signal.signal`, which looks up enumerations.
     if whole_run:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # a flood of output ends at once
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name, fd, mode, errors in _STREAMS:
-        raw = open(fd, mode + "b", closefd=False)  # noqa: SIM115
-        stream = io.TextIOWrapper(raw, "utf-8", errors, line_buffering=fd == 2)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    sys.argv = [MAIN_FILE]
+        _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # a flood of output ends at once
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     sys.path.insert(0, work)
     sys.setrecursionlimit(_RECURSION)
-    builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")  # what -S left out
-    builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
     gc.enable()
 
 
@@ -107,22 +114,27 @@ def fresh_main(name: str = "__main__") -> types.ModuleType:
 
 def run(code: bytes) -> int:
     """The code as the file main.py, from its first statement to its exit handlers; the exit code."""
+    status = execute(code)
+    return COMPILE_ERROR if status is None else _finish(status)
+
+
+def execute(code: bytes) -> int | None:
+    """Without the exit handlers; None where it is not Python."""
     module = fresh_main()
     module.__file__ = MAIN_FILE
-    status = 0
     try:
         try:
             compiled = compile(code, MAIN_FILE, "exec", dont_inherit=True)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             show(error, code, MAIN_FILE)
-            return COMPILE_ERROR
+            return None
         exec(compiled, module.__dict__)
     except SystemExit as error:
-        status = _exit_code(error)
+        return _exit_code(error)
     except BaseException as error:
         show(error, code, MAIN_FILE)
-        status = OUT_OF_MEMORY if isinstance(error, MemoryError) else 1
-    return _finish(status)
+        return OUT_OF_MEMORY if isinstance(error, MemoryError) else 1
+    return 0
 
 
 def _finish(status: int) -> int:

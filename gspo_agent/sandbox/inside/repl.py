@@ -35,11 +35,11 @@ def serve_session(job: Job) -> None:
             job.enclosure.signal(signal.SIGCONT)
         status = _run_cell(dialogue, blobs[0])
         output = dialogue.streams.take(job.limits["output_bytes"])
+        spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
+        job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
         stopped = dialogue.alive and not waits_only(job, dialogue.pid)
         if stopped:
             job.enclosure.signal(signal.SIGSTOP)
-        spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
-        job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
 
 
 def waits_only(job: Job, pid: int) -> bool:

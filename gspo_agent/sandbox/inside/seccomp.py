@@ -164,22 +164,28 @@ class Filter:
         self._alone, self._owner = alone, owner
         self._rules = _Rules(platform.machine())
         self._common = self._rules.common() + self._rules.refusals(alone, owner)
+        self._program = None if alone else Program(self._rules.head() + self._common)
 
     def install(self) -> None:
         """For this thread and all that it starts, for good."""
-        own = self._rules.alone(os.getpid()) if self._alone else []
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-        attach(b"".join([*self._rules.head(), *own, *self._common]))
+        program = self._program or Program(self._rules.head() + self._rules.alone(os.getpid()) + self._common)
+        program.attach()
 
 
-def attach(program: bytes) -> None:
-    """Installs a program of instructions; without no_new_privs that takes CAP_SYS_ADMIN."""
-    code = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: a length and, after padding, a pointer
-    fprog = ctypes.create_string_buffer(
-        struct.pack("@HP", len(program) // 8, ctypes.addressof(code)), struct.calcsize("@HP")
-    )
-    linux.prctl(linux.PR_SET_SECCOMP, linux.SECCOMP_MODE_FILTER, ctypes.byref(fprog))
+class Program:
+    """Instructions as the kernel takes them."""
+
+    def __init__(self, steps: list[bytes]) -> None:
+        code = b"".join(steps)
+        self._code = ctypes.create_string_buffer(code, len(code))
+        # struct sock_fprog: a length and, after padding, a pointer
+        head = struct.pack("@HP", len(steps), ctypes.addressof(self._code))
+        self._head = ctypes.create_string_buffer(head, len(head))
+
+    def attach(self) -> None:
+        """Without no_new_privs that takes CAP_SYS_ADMIN."""
+        linux.prctl(linux.PR_SET_SECCOMP, linux.SECCOMP_MODE_FILTER, self._head)
 
 
 class _Rules:

@@ -48,14 +48,18 @@ def supervise(channel: socket.socket, enclosure: Enclosure) -> None:
 class _Job:
     def __init__(self, channel: socket.socket, enclosure: Enclosure, limits: dict[str, Any]) -> None:
         self.channel, self.enclosure, self.limits = channel, enclosure, limits
+        self.kernel_limits: list[tuple[int, int]] = []
 
     def start(self, streams: Streams, body: Callable[[], int], answers: socket.socket | None = None) -> int:
         """Forks a program; `body` runs in it, after every right was dropped, and returns its exit code."""
+        if not self.kernel_limits:
+            count = self.enclosure.own_count
+            self.kernel_limits = program.kernel_limits(self.limits, whole_run=answers is None, own_count=count)
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                program.confine(self.limits, self.enclosure, streams.fds, answers)
+                program.confine(self.kernel_limits, self.enclosure, streams.fds, answers)
                 code = body()
             finally:
                 os._exit(code)
