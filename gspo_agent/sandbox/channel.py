@@ -67,7 +67,7 @@ class Channel:
         if loop is not self._loop:
             self._stop_reading()
             self._loop = loop
-            loop.add_reader(self._socket, self._read)
+            loop.add_reader(self._socket.fileno(), self._read)
         self._waiter = loop.create_future()
         await self._waiter
 
@@ -87,7 +87,7 @@ class Channel:
 
     def _stop_reading(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(self._socket.fileno())
         self._loop = None
 
     def close(self) -> None:

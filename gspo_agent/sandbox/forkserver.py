@@ -38,7 +38,9 @@ _BOOT = (
 _FLAGS = ("-s", "-S", "-P", "-X", "utf8", "-X", "int_max_str_digits=0")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 _START_S = 30.0
+_LAST_S = 1.0  # that a server which has closed its socket may take to end
 _SEND_S = 10.0
+_OTHER_PYTHON = "name a Python 3.11 or newer as [sandbox] python"
 _STOP_MS = 10_000  # files that many jobs left may take a while to remove
 
 
@@ -65,7 +67,7 @@ class ForkServer:
         else:
             if self.backend != "ns":
                 _check_local(self.backend, self._scratch)
-            self._control, self._process = _start(settings.interpreter)
+            self._control, self._process = _start(self.backend, settings.interpreter)
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner, remove)
         try:
@@ -128,8 +130,10 @@ class ForkServer:
             self._control.send(json.dumps(wanted).encode())
             hello = json.loads(self._control.recv(1 << 16) or b"{}")
         if "ready" not in hello:
-            what = hello.get("error") or f"the fork server did not start: {self._last_words(begun)}"
-            raise NotIsolated(self.backend, what, hello.get("remedy"))
+            if "error" not in hello:
+                what = f"the fork server did not start: {self._last_words(begun)}"
+                raise NotIsolated(self.backend, what, _OTHER_PYTHON)
+            raise NotIsolated(self.backend, hello["error"], hello.get("remedy"))
         assert self._process.stderr is not None
         self._process.stderr.close()
         return hello
@@ -137,9 +141,14 @@ class ForkServer:
     def _last_words(self, begun: float) -> str:
         assert self._process.stderr is not None
         late = time.monotonic() - begun >= _START_S
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if late else _LAST_S)
         self._process.kill()
+        status = self._process.wait()
         lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"no answer within {_START_S:g} s" if late else "it was killed meanwhile"
+        if lines or late:
+            return lines[-1] if lines else f"no answer within {_START_S:g} s"
+        return "it was killed meanwhile" if status < 0 else f"it ended with status {status}"
 
     def _probe(self, canary: str | None) -> None:
         code, stdin, limits = probe.program(canary)
@@ -163,18 +172,23 @@ def _check_local(backend: Backend, scratch: str) -> None:
         )
 
 
-def _start(interpreter: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _start(backend: Backend, interpreter: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with far:
-        process = subprocess.Popen(
-            [interpreter, *_FLAGS, "-c", _BOOT],
-            stdin=far.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=_ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
-        )
+    try:
+        with far:
+            process = subprocess.Popen(
+                [interpreter, *_FLAGS, "-c", _BOOT],
+                stdin=far.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+    except OSError as error:
+        control.close()
+        what = f"{interpreter} cannot be run: {error.strerror}"
+        raise NotIsolated(backend, what, _OTHER_PYTHON) from None
     return control, process
 
 

@@ -40,6 +40,8 @@ from tests.sandbox import survivors
 CHAT = ByteChat()
 GROUP = 2
 CPU_S = 1.0
+AT_ONCE = 2 * len(os.sched_getaffinity(0))
+"""Jobs."""
 READ = "n = int(input())\n"
 RIGHT = {
     "right": READ + "print(n + {n})",
@@ -70,6 +72,7 @@ class Agent(CodeSandbox):
     gate: ClassVar[asyncio.Barrier]
     """Where everyone waits until all have theirs, and then until they were looked at."""
 
+    open: ClassVar[int] = 0
     session: Session | None = None
 
     @tool
@@ -77,15 +80,15 @@ class Agent(CodeSandbox):
         """Run code in the interpreter."""
         if self.session is None:
             self.session = await shared_sandbox().session()
+            Agent.open += 1
             await self.gate.wait()
             await self.gate.wait()
         return (await self.session.cell(code)).output
 
     async def close(self) -> None:  # type: ignore[override]
         if self.session is not None:
+            Agent.open -= 1
             await self.session.close()
-
-    state_level = "none"
 
 
 class Tasks:
@@ -151,7 +154,7 @@ class Outcome:
     processes: int = 0
     """The most at once below the fork server."""
     jobs: int = 0
-    """The most that ran at once."""
+    """The most at once, those just ending included."""
     session_memory: float = 0.0
     """Of each idle interpreter, both its processes, with what is shared divided among those that share it."""
     session_cpu: float = 0.0
@@ -166,10 +169,10 @@ async def play(episodes: int, directory: Path) -> Outcome:
     """Waits for all."""
     outcome, started = Outcome(), time.perf_counter()
     before = _resident()
-    server = shared_sandbox().server().pid
+    launcher = shared_sandbox().server().pid
     Agent.gate = asyncio.Barrier(episodes + 1)
-    bare = _proportional(survivors.descendants(server))
-    with Journal.open(directory / "journal.sqlite", durability="process") as journal, _watched(server, outcome):
+    bare = _proportional(survivors.descendants(launcher))
+    with Journal.open(directory / "journal.sqlite", durability="process") as journal, _watched(launcher, outcome):
         collector = Collector(
             journal=journal,
             ledger=Ledger(journal),
@@ -190,7 +193,7 @@ async def play(episodes: int, directory: Path) -> Outcome:
         )
         await collector.start(0)
         await Agent.gate.wait()
-        tree = survivors.descendants(server)
+        tree = survivors.descendants(launcher)
         outcome.session_memory = (_proportional(tree) - bare) / episodes
         outcome.session_cpu = await _idle_share(tree)
         await Agent.gate.wait()
@@ -201,23 +204,23 @@ async def play(episodes: int, directory: Path) -> Outcome:
     for group in lease.groups:
         outcome.wrong += mistakes(group)
         outcome.verdicts[group.task["prompt"].partition(":")[2]] += len(group.trajectories)
-    tree = survivors.descendants(server)
+    tree = survivors.descendants(launcher)
     await shared_sandbox().close()
     outcome.left = survivors.alive(tree)
     return outcome
 
 
 @contextmanager
-def _watched(server: int, outcome: Outcome) -> Iterator[None]:
+def _watched(launcher: int, outcome: Outcome) -> Iterator[None]:
     """Looks now and then how many processes there are, and how many jobs."""
     over = threading.Event()
 
+    server = survivors.server_of(shared_sandbox().server())
+
     def look() -> None:
         while not over.wait(_TICK_S):
-            outcome.processes = max(outcome.processes, len(survivors.descendants(server)))
-            turns = list(shared_sandbox()._turns.values())
-            free = min((semaphore._value for semaphore in turns), default=0)
-            outcome.jobs = max(outcome.jobs, shared_sandbox()._max_running - free if turns else 0)
+            outcome.processes = max(outcome.processes, len(survivors.descendants(launcher)))
+            outcome.jobs = max(outcome.jobs, len(survivors.children().get(server, ())) - Agent.open)
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gspo_agent.sandbox.forkserver import ForkServer
 from tests.faults.disk import SMALL_DISK
 
 
@@ -29,22 +30,32 @@ def traces() -> Traces:
     )
 
 
-def descendants(root: int) -> set[int]:
-    """Every process below `root`, and itself."""
-    children: dict[int, list[int]] = {}
+def children() -> dict[int, set[int]]:
+    """Of every process that has some, those that have not ended."""
+    found: dict[int, set[int]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(pid)
-    found, queue = {root}, [root]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found.update(below)
-        queue.extend(below)
+            found.setdefault(int(fields[1]), set()).add(pid)
     return found
+
+
+def descendants(root: int) -> set[int]:
+    """Every process below `root`, and itself."""
+    below, found, queue = children(), {root}, [root]
+    while queue:
+        more = below.get(queue.pop(), set())
+        found |= more
+        queue += more
+    return found
+
+
+def server_of(started: ForkServer) -> int:
+    """Below the launcher, and below the first process in the outer namespaces where there are any."""
+    return sorted(descendants(started.pid))[2 if started.backend == "ns" else 1]
 
 
 def alive(pids: set[int]) -> set[int]:

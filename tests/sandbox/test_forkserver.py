@@ -98,6 +98,17 @@ def test_machine_without_any_isolation_is_refused_with_the_steps_and_the_remedie
         Sandbox(SandboxSettings(python=python)).server()
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("", "cannot be run: Permission denied"), ("#!/bin/sh\nexit 3", "did not start: it ended with status 3")],
+)
+def test_interpreter_that_is_none_is_named_with_the_remedy(program: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(program)
+    (tmp_path / "python").chmod(0o755 if program else 0o644)
+    with pytest.raises(SandboxError, match=rf"by ns: .*{said}.*Remedy: name a Python 3\.11 or newer"):
+        Sandbox(SandboxSettings("ns", str(tmp_path / "python"))).server()
+
+
 def test_choice_is_kept_when_the_server_has_to_be_started_again() -> None:
     own = Sandbox()
     assert own.server().backend == "ns"

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from gspo_agent.sandbox import Sandbox, SandboxSettings
-from gspo_agent.sandbox.forkserver import ForkServer
 from rewards.unit_tests import judge
 from tests.sandbox import confinement, survivors
 
@@ -33,7 +32,6 @@ CODE = {
 TRAINER = """
 import asyncio, sys
 from gspo_agent.sandbox import Sandbox, SandboxSettings
-from gspo_agent.sandbox.forkserver import ForkServer
 
 async def main():
     sandbox = Sandbox(SandboxSettings(*sys.argv[1:]))
@@ -70,7 +68,7 @@ def own(settings: SandboxSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("victim", ["supervisor", "program"])
 async def test_verdict_of_a_killed_job_is_that_of_its_second_try(victim: str, own: Sandbox) -> None:
-    server = server_of(own.server())
+    server = survivors.server_of(own.server())
     kinds = ("stdio", "call")
     judged = [
         asyncio.create_task(judge(CODE[kind], TESTS[kind], kind=kind, entry_point="f", sandbox=own)) for kind in kinds
@@ -86,7 +84,7 @@ async def test_verdict_of_a_killed_job_is_that_of_its_second_try(victim: str, ow
 async def test_verdict_of_a_test_file_whose_side_was_killed_is_that_of_its_second_try(
     victim: int, sandbox: Sandbox
 ) -> None:
-    server = server_of(sandbox.testing_server())
+    server = survivors.server_of(sandbox.testing_server())
     judged = asyncio.create_task(judge(CODE["testfile"], TESTS["testfile"], kind="testfile", sandbox=sandbox))
     _, programs = await jobs_of(server, 2)
     await asyncio.sleep(0.2)
@@ -106,7 +104,7 @@ async def test_code_that_kills_itself_every_time_has_failed(sandbox: Sandbox) ->
 
 async def test_verdict_outlives_the_fork_server_and_nothing_of_it_is_left(own: Sandbox) -> None:
     first = own.server()
-    server = server_of(first)
+    server = survivors.server_of(first)
     judged = asyncio.create_task(judge(CODE["stdio"], TESTS["stdio"], sandbox=own))
     supervisors, programs = await jobs_of(server, 1)
     os.kill(server, signal.SIGKILL)
@@ -132,29 +130,12 @@ def test_killed_trainer_leaves_no_process_and_no_file(settings: SandboxSettings)
         assert not os.listdir(scratch)
 
 
-def server_of(started: ForkServer) -> int:
-    """Below the launcher, and below the first process in the outer namespaces where there are any."""
-    return sorted(survivors.descendants(started.pid))[2 if started.backend == "ns" else 1]
-
-
 async def jobs_of(server: int, number: int) -> tuple[set[int], set[int]]:
     """Supervisors and programs, once there are so many of both."""
     while True:
-        children = _children()
+        children = survivors.children()
         supervisors = children.get(server, set())
         programs = set().union(*(children.get(pid, set()) for pid in supervisors))
         if len(programs) == number:
             return supervisors, programs
         await asyncio.sleep(0.01)
-
-
-def _children() -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            found.setdefault(int(parent), set()).add(int(pid))
-    return found
