@@ -37,6 +37,8 @@ class Evaluator:
         self.precision, self.point, self.log_base = precision, point, log_base
         self.peak = 0
         self.spent = 0
+        self.unreal = False
+        """Whether the logarithm or an even root of a negative number was taken."""
         self._ctx: Any = None
 
     @property
@@ -76,6 +78,9 @@ class Evaluator:
         self.peak = max(self.peak, bits)
         if self.needed > _MAX_PRECISION:
             raise Rejected("too_large")
+
+    def note_negative(self, value: Number) -> None:
+        self.unreal = self.unreal or (not hasattr(value, "_mpc_") and bool(value < 0))
 
     def inexact(self, value: Number) -> Number:
         if not isinstance(value, Fraction):
@@ -169,6 +174,7 @@ class Evaluator:
                 return self.integer_power(rooted, b.numerator)
         a, b = self.inexact(a), self.inexact(b)
         ctx = self.ctx
+        self.note_negative(a)
         logarithm = ctx.log(a)
         if ctx.mag(b) + ctx.mag(logarithm) > 16:
             raise Rejected("too_large")
@@ -208,6 +214,7 @@ class Evaluator:
         value, ctx = self.inexact(value), self.ctx
         if not hasattr(value, "_mpc_") and value < 0 and order % 2:
             return self.seen(-ctx.root(-value, order), functions=1)
+        self.note_negative(value)
         return self.seen(self.tidy(ctx.root(value, order) if order > 2 else ctx.sqrt(value)), functions=1)
 
     def factorial(self, node: Node) -> Number:
@@ -259,7 +266,9 @@ class Evaluator:
         return self.seen(self.tidy(self.log(value) / self.log(b)))
 
     def log(self, value: Number) -> Number:
-        return self.seen(self.tidy(self.ctx.log(self.inexact(value))), functions=1)
+        value = self.inexact(value)
+        self.note_negative(value)
+        return self.seen(self.tidy(self.ctx.log(value)), functions=1)
 
     def function(self, name: str, args: tuple[Node, ...]) -> Number:
         if name in ("gcd", "lcm", "max", "min"):
