@@ -9,10 +9,11 @@ from rewards.math_answer.outcomes import NoAnswer
 WINDOW = 20_000
 """Characters at the end of a message that are searched."""
 MAX_DEPTH = 40
+MAX_ANCHORED = 2000
 _BARE = 100
 
 _THINKING = r"(?:think|thinking|thought|reasoning)"
-_THINKING_TAG = re.compile(rf"<(/?){_THINKING}>")
+_THINKING_TAG = re.compile(rf"<(/?){_THINKING}(?:\s[^<>]*)?>", re.IGNORECASE)
 
 
 def extract(text: str, *, anchors: bool = True) -> str:
@@ -23,7 +24,9 @@ def extract(text: str, *, anchors: bool = True) -> str:
     said = _after_thinking(text)[-WINDOW:]
     boxes = find_boxes(said)
     if boxes:
-        return last_boxes(said, boxes)
+        answer = last_boxes(said, boxes)
+        _refuse_taken_back(said, boxes[-1], answer)
+        return answer
     if not anchors:
         raise NoAnswer("no_box")
     return _anchored(said)
@@ -44,7 +47,11 @@ def _after_thinking(text: str) -> str:
 
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
-_BETWEEN_BOXES = re.compile(r"(?:[\s,;$.&]|\\[,; \\]|and|or|y|und|et|和|或|\\text\{\s*(?:and|or)\s*\})*")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,;$.&|()]|\\[,; \\]|\\text\{\s*(?:and|or)\s*\}|(?:and|also|as\s+well\s+as|or|else|nor|vs|versus|maybe"
+    r"|perhaps|possibly|probably|alternatively|otherwise|rather|either|y|o|u|e|et|ou|und|oder|ni|и|или|和|或|或者|또는|または)(?![^\W\d_]))*"
+)
+r"""What makes a list of two boxes: they are both given, or the one instead of the other."""
 _JOINED_BOXES = re.compile(
     r"[\s$]*(?:[-+*/=<>:~–—×·]|\\(?:cdot|times|pm|to|le|leq|ge|geq|ne|neq|approx|div|cup|cap|circ)|to|bis|à)[\s$]*"
 )
@@ -53,10 +60,14 @@ _NEAR = 40
 
 def find_boxes(text: str) -> list[tuple[int, int, str]]:
     """(start, end, content) of every outermost box; content "" and end -1 for one that is not closed."""
+    first = _BOX.search(text)
+    if not first:
+        return []
     found = []
-    position = 0
+    closings = _closings(text, first.start())
+    position = first.start()
     while match := _BOX.search(text, position):
-        end = _closing_brace(text, match.end())
+        end = closings.get(match.end(), -1)
         if end < 0:
             found.append((match.start(), -1, ""))
             position = match.end()
@@ -66,22 +77,19 @@ def find_boxes(text: str) -> list[tuple[int, int, str]]:
     return found
 
 
-def _closing_brace(text: str, start: int) -> int:
-    if start >= len(text) or text[start] != "{":
-        return -1
-    depth, position = 0, start
-    while position < len(text):
-        letter = text[position]
-        if letter == "\\":
-            position += 1
-        elif letter == "{":
-            depth += 1
-        elif letter == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
-    return -1
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def _closings(text: str, start: int) -> dict[int, int]:
+    """Where each brace that is opened behind `start` is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text, start):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            found[opened.pop()] = brace.start()
+    return found
 
 
 def last_boxes(text: str, boxes: list[tuple[int, int, str]]) -> str:
@@ -114,6 +122,55 @@ def _unboxed(content: str) -> str:
     return content
 
 
+_MATHS = r"(?:\s|\\[(\[]|[$*(\[])*"
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|cannot|isn't|isn’t|aren't|wasn't|can't|won't|neither)"
+    r"(?:\s+(?:be|equal|equals|equal to|to|the answer|it))*"
+    rf"|不是|并非|并不是|не){_MATHS}$",
+    re.IGNORECASE,
+)
+"""Behind this stands what the answer is not."""
+_NEGATIONS = ("n't", "n’t", "not", "never", "neither", "不是", "并非", "не")
+"""One of which is in it: found sooner."""
+_WITHDRAWN = re.compile(
+    r"(?:[\s$.,:;!)\]*\\—-]|\b(?:oh|hmm|wait|no|actually|sorry|oops)\b)*\b(?:(?:it|that|this|which)\s*)?"
+    r"(?:is|was|isn't|isn’t|wasn't|'s|’s)"
+    r"\s+(?:\w+\s+)?(?:wrong|incorrect|false|mistaken|(?:a|my)\s+mistake|not\s+(?:right|correct|the|valid|true|it)\b"
+    r"|(?<=n't\s)(?:right|correct|the\s+answer))",
+    re.IGNORECASE,
+)
+_PREFIXED = re.compile(r"(?:[=$]|\\[(\[])\s*(?:[-−–]|\\sqrt\s*\{)\s*$")
+_SUFFIXED = re.compile(
+    r"\s*(?:\^(?!\s*\{?\s*(?:\\circ|\\degree|°))|_ *[\d{]|[*/×·] *[\d\\]|\\(?:times|cdot|div)(?![A-Za-z]))"
+    r"[^\n=]*(?:\n|$)"
+)
+r"""-\boxed{7}, \boxed{7}^2 and \boxed{7} \times 10^3 are other numbers; \boxed{4} \times 3 = 12 is a gap filled in."""
+
+
+def _refuse_taken_back(text: str, box: tuple[int, int, str], answer: str) -> None:
+    """Raises NoAnswer where the words around the last box say that it is not the answer, or not the whole of it."""
+    start, end, _ = box
+    before, after = text[max(start - _BARE, 0) : start], text[end : end + _BARE]
+    if any(map(before.casefold().__contains__, _NEGATIONS)) and _DENIED.search(before):
+        raise NoAnswer("denied_box")
+    if _WITHDRAWN.match(after):
+        raise NoAnswer("withdrawn_box")
+    if (before.rstrip().endswith(("-", "−", "–", "{")) and _PREFIXED.search(before)) or _SUFFIXED.match(after):
+        raise NoAnswer("joined_boxes")
+    try:
+        later = _stated(text[end:])
+    except NoAnswer:
+        return
+    if later and _plain(later) and _plain(answer) and _plain(later) != _plain(answer):
+        raise NoAnswer("contradicted_box")
+
+
+def _plain(answer: str) -> str:
+    """The digits of a plain number; "" for anything else."""
+    bare = answer.strip("$ ").replace(",", "")
+    return bare if re.fullmatch(r"-?\d+", bare) else ""
+
+
 # Anchors: "The answer is ..." in several languages
 
 
@@ -122,8 +179,8 @@ _ANCHOR = re.compile(
     r"final\s+answer|correct\s+answer|the\s+answer|\banswer\s*(?=[:*=])|最终答案|答案|答え|答(?=[:：])|정답|(?<!\w)답(?=[:은])"
     r"|ответ|respuesta(?:\s+final)?|réponse(?:\s+finale)?|antwort|lösung\s*(?=:)|ergebnis\s*(?=:)|risposta|resposta"
     r"|đáp\s+(?:án|số)|cevap|odpowied[źz]|उत्तर|الجواب|الإجابة"
-    r")(?:\*\*)?\s*(?:(?:is|es|est|ist|lautet|è|é|jest|là)(?!\w)|是|为|為|は|은|는)?\s*(?:\*\*)?\s*[:：=]?\s*"
-    r"(?P<words>[^\n]*)",
+    r")(?:\*\*)?\s*(?:(?:is|es|est|ist|lautet|è|é|jest|là)(?!\w)|是|为|為|は|은|는)?\s*(?:\*\*)?\s*[:：=]?\s*(?:\*\*\s*\n\s*)?"
+    r"(?P<words>(?:(?:\$\$|\\\[)\s*)?[^\n]*)",
     re.IGNORECASE,
 )
 _HEDGE = re.compile(
@@ -132,24 +189,57 @@ _HEDGE = re.compile(
     r"|[?≈~]|\\approx|可能|或|不是|之间|左右|大约|约|아니|아닙|또는|ではない|ではあり|じゃない|または",
     re.IGNORECASE,
 )
-_CLAUSE = re.compile(r",?\s+(?:since|because|as|which|where|so|when|after|by|porque|weil|car)\s.*|[.。!]\s+\S.*|。.*")
-_ENDING = re.compile(r"\s*(?:입니다|이다|です|である|だ)$")
+_CLAUSE = re.compile(
+    r",? (?:since|because|porque|weil|car) .*|,? as (?:claimed|desired|required|needed|expected|wanted)\b.*"
+    r"|[.。!] \S.*|。.*"
+)
+_SUPPOSED = re.compile(
+    r"(?:n't|n’t|\b(?:not|never|nobody|none|doubt|whether|if|unless|suppose|assume|mistake|wrong|false|untrue))"
+    r"(?:\s+(?:that|to|say|says|think|thinks|believe|believes|claim|claims|the case|it|is|be|so|true|sure|certain"
+    r"|us|me))*\s*$",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"\b(?:wait|actually|no(?= *[,.!:–—-])|oops|sorry|hmm|mistake|error|wrong|incorrect|correction|should be"
+    r"|scratch that|not (?:right|correct))\b",
+    re.IGNORECASE,
+)
+_ENDING = re.compile(r" ?(?:입니다|이다|です|である|だ)$")
 _PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{2,}")
 
 
 def _anchored(text: str) -> str:
+    answer = _stated(text)
+    if answer is not None:
+        return answer
+    bare = text.strip()
+    # A reply that is nothing but a formula is its own answer.
+    if 0 < len(bare) <= _BARE and "\n" not in bare and not _PROSE.search(bare):
+        return bare
+    raise NoAnswer("no_box")
+
+
+def _stated(text: str) -> str | None:
+    """What stands behind the last anchor; None where there is none. Raises NoAnswer where it is in doubt."""
     found = list(_ANCHOR.finditer(text))
     if not found:
-        bare = text.strip()
-        # A reply that is nothing but a formula is its own answer.
-        if 0 < len(bare) <= _BARE and "\n" not in bare and not _PROSE.search(bare):
-            return bare
-        raise NoAnswer("no_box")
+        return None
     last = found[-1]
     answer = next(group for group in (last["tag"], last["hashes"], last["words"]) if group is not None)
+    if len(answer) > MAX_ANCHORED:
+        raise NoAnswer("long_anchor")
+    answer = " ".join(answer.split())
     if _HEDGE.search(answer):
         raise NoAnswer("hedged")
-    answer = _ENDING.sub("", _CLAUSE.sub("", answer).strip().rstrip(".。!*").strip().lstrip("*").strip())
+    if _SUPPOSED.search(text[max(last.start() - _BARE, 0) : last.start()]):
+        raise NoAnswer("hedged")
+    kept = _CLAUSE.sub("", answer)
+    if _DOUBT.search(answer[len(kept) :]) or _DOUBT.search(text[last.end() : last.end() + MAX_ANCHORED]):
+        raise NoAnswer("withdrawn")
+    kept = kept.strip("* ")
+    if not kept.endswith(("..", "…")):
+        kept = kept.rstrip(".。!* ")
+    answer = _ENDING.sub("", kept).strip()
     if not answer:
         raise NoAnswer("empty_anchor")
     return answer

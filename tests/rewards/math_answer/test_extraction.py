@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,6 +160,24 @@ def test_only_what_follows_the_thinking_counts() -> None:
     for text in (r"<think>\boxed{1}", r"</think><think>\boxed{1}", r"\boxed{1}<reasoning>more"):
         with pytest.raises(NoAnswer, match="open_thinking"):
             extract(text)
+
+
+LONG = {
+    "boxes that are not closed": "\\boxed{" * 2857,
+    "a space behind an anchor": "The answer is 7" + " " * 19_000 + "x",
+    "anchors far apart": ("answer" + " " * 50) * 350,
+    "answers that are not closed": "<answer>" * 2400,
+    "a row of boxes": "\\boxed{7}," * 1800,
+    "thinking": "<think " * 20_000,
+    "hashes": "####" * 4000,
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_the_time_follows_the_length_of_the_text(text: str) -> None:
+    started = time.process_time()
+    assert not verify(text, "8").correct
+    assert time.process_time() - started < 0.5
 
 
 @given(st.text(max_size=200), st.integers(0, 999))
