@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from rewards.math_answer.evaluation import difference, settled
 from rewards.math_answer.nodes import Node, variables
 from rewards.math_answer.outcomes import Rejected, Undecided, Unread
-from rewards.math_answer.relations import pieces_of
+from rewards.math_answer.relations import is_sum_of_names, pieces_of
 from rewards.math_answer.sampling import cancelling, constant_ratio, has_free_base, same_everywhere
 from rewards.math_answer.values import (
     Assignment,
@@ -37,11 +38,12 @@ class Comparison:
 
     Args:
         rel_tol: What two numbers may differ by, as a share of the gold one; 0 is exact.
-        abs_tol: The same, absolute.
+        decimals: Whether a number is right that is the gold one when rounded to as many decimals as that has.
     """
 
-    def __init__(self, rel_tol: Fraction = Fraction(0), abs_tol: Fraction = Fraction(0)) -> None:
-        self.rel_tol, self.abs_tol = rel_tol, abs_tol
+    def __init__(self, rel_tol: Fraction = Fraction(0), decimals: bool = False) -> None:
+        self.rel_tol, self.decimals = rel_tol, decimals
+        self._half_a_unit = Fraction(0)
         self.exact = True
         """Whether only rational numbers were compared."""
         self._left = MAX_COMPARISONS
@@ -54,6 +56,8 @@ class Comparison:
             return self.inequalities(answer, gold), "inequality"
         if isinstance(answer, RealSet) or isinstance(gold, RealSet):
             return self.real_sets(answer, gold), "set"
+        if isinstance(answer, Equation) and isinstance(gold, Scalar):
+            return self.sum_named(answer, gold), "num"
         if isinstance(answer, Scalar) and isinstance(gold, Based):
             # The question named the base; without digits that fit, it is another number.
             return bool(answer.bare) and answer.bare.lstrip("0") == gold.digits, "base"
@@ -88,12 +92,16 @@ class Comparison:
     def scalars(self, a: Scalar, b: Scalar) -> bool:
         if a.unit and b.unit and a.unit != b.unit:
             return False
+        self._half_a_unit = Fraction(1, 2 * 10**b.decimals) if self.decimals and b.decimals else Fraction(0)
+        if b.percent and not a.percent:
+            self._half_a_unit /= 100
         if a.percent == b.percent:
             return self.nodes(a.node, b.node)
         if a.unit or b.unit:
             return False
         percent, plain = (a.node, b.node) if a.percent else (b.node, a.node)
-        if self.nodes(("/", percent, ("num", Fraction(100))), plain):
+        share = ("/", percent, ("num", Fraction(100)))
+        if self.nodes(share, plain) if a.percent else self.nodes(plain, share):
             return True
         # "35" for 35 %: where the number can't be a share of 1.
         return self.nodes(percent, plain) and self.above_one(percent)
@@ -109,6 +117,7 @@ class Comparison:
             raise Rejected("too_many_comparisons")
         if a == b and a[0] == "var":
             return True
+        a = _with_constant(a, b)
         names = variables(a)
         if names != variables(b) and not cancelling(a, b):
             return False
@@ -124,7 +133,7 @@ class Comparison:
             self.exact = False
         if not gap:
             return True
-        return _at_most(gap, abs(y), self.rel_tol) or _at_most(gap, 1, self.abs_tol)
+        return _at_most(gap, abs(y), self.rel_tol) or _at_most(gap, 1, self._half_a_unit)
 
     # Collections
 
@@ -135,7 +144,9 @@ class Comparison:
         if a.elided or b.elided:
             return self.in_order(a.items, b.items)
         if len({isinstance(item, Assignment) for item in (*a.items, *b.items)}) > 1:
-            return False  # 3, 5 does not say which is a of a = 5, b = 3
+            if not (_numbered(a) or _numbered(b)):
+                return False  # 3, 5 does not say which is a of a = 5, b = 3
+            a, b = Unordered(tuple(map(_unnamed, a.items))), Unordered(tuple(map(_unnamed, b.items)))
         mine = self.distinct(a.items) if a.braced else list(a.items)
         theirs = self.distinct(b.items) if b.braced else list(b.items)
         return len(mine) == len(theirs) and self.matched(mine, theirs)
@@ -184,6 +195,11 @@ class Comparison:
             # 3x + 7 = 22 is the question, not x = 5.
             return not _solves(gold) and self.equations(answer, gold), "equation"
         return self.same(_unnamed(answer), _unnamed(gold))
+
+    def sum_named(self, answer: Equation, gold: Scalar) -> bool:
+        """m + n = 14 says what m + n is."""
+        named = is_sum_of_names(answer.left) and not variables(answer.right) and not variables(gold.node)
+        return named and not gold.percent and self.nodes(answer.right, gold.node)
 
     def equations(self, a: Value, b: Value) -> bool:
         left, right = _as_equation(a), _as_equation(b)
@@ -235,7 +251,7 @@ class Comparison:
             else:
                 found.append(piece)
         for point in whole.without:
-            found = [part for piece in found for part in self.cut(piece, point)]
+            found = self.cut(found, point)
         return found
 
     def touch(self, left: Piece, right: Piece) -> bool:
@@ -243,11 +259,15 @@ class Comparison:
             return left.closed_high or right.closed_low
         return bool(_position(left.high) > _position(right.low))
 
-    def cut(self, piece: Piece, point: Scalar) -> list[Piece]:
+    def cut(self, pieces: list[Piece], point: Scalar) -> list[Piece]:
         at = _position(point)
-        if not _position(piece.low) < at < _position(piece.high):
+        around = [piece for piece in pieces if _position(piece.low) < at < _position(piece.high)]
+        if len(around) != 1:
             raise Unread
-        return [Piece(piece.low, piece.closed_low, point, False), Piece(point, False, piece.high, piece.closed_high)]
+        index, piece = pieces.index(around[0]), around[0]
+        left = Piece(piece.low, piece.closed_low, point, False)
+        right = Piece(point, False, piece.high, piece.closed_high)
+        return [*pieces[:index], left, right, *pieces[index + 1 :]]
 
 
 def _at_most(gap: Any, size: Any, share: Fraction) -> bool:
@@ -255,6 +275,18 @@ def _at_most(gap: Any, size: Any, share: Fraction) -> bool:
 
 
 # Forms of one another
+
+
+def _with_constant(a: Node, b: Node) -> Node:
+    """x^2 + c beside x^2 + C: the constant of an integral has any name."""
+    lost, found = variables(a) - variables(b), variables(b) - variables(a)
+    if len(lost) != 1 or found != {"C"} or not lost <= {"c", "K", "k"} or not (variables(a) & variables(b)):
+        return a
+    old, new = ("var", *lost), ("var", "C")
+    if a[0] != "+" or b[0] != "+" or old not in a[1] or new not in b[1]:
+        return a
+    rest = tuple(term for term in a[1] if term != old)
+    return ("+", (*rest, new)) if not any(lost & variables(term) for term in rest) else a
 
 
 def _rows(value: Value) -> list[list[Value]] | None:
@@ -271,6 +303,12 @@ def _scaled(item: Value, factor: Node) -> Value:
     if not isinstance(item, Scalar):
         raise Unread
     return Scalar(("*", (factor, item.node)), item.unit, item.percent)
+
+
+def _numbered(value: Unordered) -> bool:
+    """x_1 = 3, x_2 = 5: the numbers only count."""
+    names = [item.name if isinstance(item, Assignment) and not item.links else "" for item in value.items]
+    return all(re.fullmatch(r"[a-z]_\d+", name) for name in names) and len({name[0] for name in names}) == 1
 
 
 def _unnamed(value: Value) -> Value:

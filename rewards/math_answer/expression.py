@@ -20,8 +20,11 @@ _MANY = words("gcd lcm max min")
 
 def parse(tokens: list[Token]) -> Node:
     """The whole of `tokens` as one scalar expression. Raises Unread or Rejected."""
+    numbers = [token.text for token in tokens if token.kind == "num"]
+    if len(numbers) > 1 and any(len(number) > 1 and number.isdigit() and number[0] == "0" for number in numbers):
+        raise Unread  # 2024-01-15
     parser = _Parser(list(tokens))
-    node = parser.sum()
+    node = parser.quotient_or_sum()
     if parser.peek() is not _END:
         raise Unread
     return node
@@ -33,6 +36,8 @@ class _Parser:
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens, self.position, self.depth = tokens, 0, 0
+        self.in_bars = False
+        """Whether the next "|" closes."""
 
     def peek(self, ahead: int = 0) -> Token:
         index = self.position + ahead
@@ -89,7 +94,7 @@ class _Parser:
             elif self.sees("bmod"):
                 self.position += 1
                 factors = [("mod", _times(factors), self.power())]
-            elif self.starts_factor():
+            elif self.starts_factor() or self.starts_bars(factors):
                 if over:  # 1/2x: the half of x, or one over 2x
                     raise Unread
                 self.refuse_application(factors[-1])
@@ -109,12 +114,22 @@ class _Parser:
             return True
         return token.kind in ("op", "cmd") and (token.text in ("(", "{") or token.text in _STARTS)
 
+    def starts_bars(self, factors: list[Node]) -> bool:
+        """2|x| and |x||y|, but not |a|b|c|, where another pair of bars may be meant."""
+        if self.in_bars or not self.sees("|"):
+            return False
+        if factors[-1][0] != "|" and any(factor[0] == "|" for factor in factors):
+            raise Unread
+        return True
+
     def refuse_application(self, factor: Node) -> None:
         """f(x) is no product; nor is 2{3}."""
         if factor[0] == "var" and factor[1] in ("f", "g", "h") and self.sees("("):
             raise Unread
         if factor[0] == "num" and self.sees("{"):
             raise Unread
+        if factor[0] == "num" and factor[1].denominator > 1 and self.sees("(") and self.peek(1).kind == "num":
+            raise Unread  # 0.3(3)
 
     def power(self) -> Node:
         base = self.postfix()
@@ -250,25 +265,34 @@ class _Parser:
         if text == "sqrt":
             return self.root()
         if text == "surd":
-            return ("root", ("num", Fraction(2)), self.atom())
+            return self.surd()
         if text in BIG_OPERATORS:
             return self.big_operator(text)
         raise Unread
 
     def enclosed(self, opening: str, closing: str) -> Node:
         self.take(opening)
+        outer, self.in_bars = self.in_bars, opening == "|"
         node = self.sum()
+        self.in_bars = outer
         self.take(closing)
         return node
 
     def braced(self) -> Node:
         """{...}, also {7 \\over 12}."""
         self.take("{")
-        node = self.sum()
-        if self.sees("over"):
-            self.position += 1
-            node = ("/", node, self.sum())
+        outer, self.in_bars = self.in_bars, False
+        node = self.quotient_or_sum()
+        self.in_bars = outer
         self.take("}")
+        return node
+
+    def quotient_or_sum(self) -> Node:
+        """A sum, also 7 \\over 12 and 5 \\choose 2."""
+        node = self.sum()
+        if self.sees("over", "choose"):
+            name = "/" if self.next().text == "over" else "binom"
+            node = (name, node, self.sum())
         return node
 
     def root(self) -> Node:
@@ -276,6 +300,17 @@ class _Parser:
         if self.sees("["):
             degree = self.enclosed("[", "]")
         return ("root", degree, self.enclosed("(", ")") if self.sees("(") else self.argument())
+
+    def surd(self) -> Node:
+        """A root sign without a bar: √2x has two readings."""
+        degree: Node = self.enclosed("[", "]") if self.sees("[") else ("num", Fraction(2))
+        bracketed = self.sees("(", "{")
+        node = self.atom()
+        if not bracketed and (
+            self.sees("^", "pi", "frac") or (self.peek().kind in ("let", "fn") and self.peek().text != "i")
+        ):
+            raise Unread
+        return ("root", degree, node)
 
     def argument(self) -> Node:
         """{...}, or one character: \\frac12 is one half."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
 
 from rewards.math_answer.extraction import MAX_DEPTH
 from rewards.math_answer.outcomes import Rejected
@@ -43,23 +45,18 @@ _LETTERS = str.maketrans(
     {
         "−": "-", "–": "-", "—": "-", "－": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
         "∙": r"\cdot ", "÷": r"\div ", "∕": "/", "⁄": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ",
-        "∩": r"\cap ", "√": r"\surd ", "∛": r"\sqrt[3]", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ",
+        "∩": r"\cap ", "√": r"\surd ", "∛": r"\surd[3]", "∜": r"\surd[4]", "≤": r"\le ", "≥": r"\ge ",
+        "⩽": r"\le ", "⩾": r"\ge ",
         "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
         "°": r"\degree ",
         "≈": r"\approx ", "∖": r"\setminus ", "∠": r"\angle ", "…": r"\ldots ", "⋯": r"\ldots ", "€": r"\euro ",
         "£": r"\pounds ", "¥": r"\yen ", "（": "(", "）": ")", "，": ", ", "、": ", ", "．": ".", "％": r"\%",
         "＝": "=",
-        "＋": "+", "／": "/", "：": ":", "［": "[", "］": "]", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}",
-        "⅔": r"\frac{2}{3}",
-        "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅕": r"\frac{1}{5}", "⅙": r"\frac{1}{6}", "⅛": r"\frac{1}{8}",
+        "＋": "+", "／": "/", "：": ":", "［": "[", "］": "]",
         "\u200b": None, "\u200c": None, "\u200d": None, "\u2060": None, "\ufeff": None, "\u00ad": None,
         "\u200e": None, "\u200f": None,
     }
 )  # fmt: skip
-_SUPERSCRIPT = re.compile("[⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹ⁿˣ]+")
-_RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹ⁿˣ", "+-0123456789nx")
-_SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙₓ]+")
-_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙₓ", "0123456789nx")
 _SPACING = re.compile(r"\\(?:[,;:> ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|\s")
 _STYLE = re.compile(
     r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|large|Large|LARGE|huge|Huge|small|normalsize"
@@ -71,7 +68,8 @@ _WRAPPER = re.compile(
 )
 _WORDS = ("text", "mbox", "hbox", "emph", "underline")
 _PIECE = re.compile(rf"{WORD_START}[^{WORD_END}]*{WORD_END}|(\\?)([^\W\d_]+(?:['’-][^\W\d_]+)*)|.", re.DOTALL)
-_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_FRACTION = re.compile(r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])")
+_THOUSANDS = re.compile(r"(?<![\d.,}])[1-9]\d{0,2}(?:\{,\}\d{3})+(?!\d|\{,\})")
 _BINOMIAL = re.compile(r"\\[dt]binom(?![A-Za-z])")
 _LABEL = re.compile(
     "^"
@@ -84,12 +82,12 @@ _LABEL = re.compile(
 def normalise(answer: str) -> str:
     """One spelling, without changing the value and without gluing digits."""
     if not answer.isascii():
-        answer = answer.translate(_LETTERS)
-        answer = _SUPERSCRIPT.sub(lambda found: "^{" + found[0].translate(_RAISED) + "}", answer)
-        answer = _SUBSCRIPT.sub(lambda found: "_{" + found[0].translate(_LOWERED) + "}", answer)
+        answer = "".join(_composed(unicodedata.normalize("NFC", answer).translate(_LETTERS)))
         answer = unicodedata.normalize("NFKC", answer)
         answer = "".join(str(unicodedata.decimal(letter, letter)) for letter in answer)
-    answer = answer.replace("{,}", ",").replace(r"\textdollar", r"\$").replace(r"\$", _DOLLAR)
+    # Of other digits it is a decimal comma, as it is written in much of Europe.
+    answer = _THOUSANDS.sub(lambda found: found[0].replace("{,}", ""), answer)
+    answer = answer.replace(r"\textdollar", r"\$").replace(r"\$", _DOLLAR)
     # \\[2pt] ends a row; it is no opening of a display.
     answer = re.sub(r"\\\\\s*\[[^\]]*pt\]", r"\\\\ ", answer)
     answer = re.sub(r"\$|(?<!\\)\\[()\[\]]", " ", answer).replace(_DOLLAR, r"\$")
@@ -104,10 +102,37 @@ def normalise(answer: str) -> str:
     answer = _SPACING.sub(_space, answer)
     answer = _BINOMIAL.sub(r"\\binom", _FRACTION.sub(r"\\frac", answer))
     answer = re.sub(r"\s+", " ", answer).strip()
-    answer = _LABEL.sub("", answer).rstrip(".。").strip()
+    answer = re.sub(r"(?<!\.)[.。]$", "", _LABEL.sub("", answer)).strip()
     # A space matters between two letters or digits ("7 3" is not 73) and behind a comma ("48, 750" is a list).
     answer = re.sub(r"(?<![A-Za-z0-9,]) | (?![A-Za-z0-9])|(?<=,) (?![^ ])", "", answer)
     return re.sub(r"([\^_])\{([A-Za-z0-9])\}(?![A-Za-z0-9])", r"\1\2", answer)
+
+
+def _composed(answer: str) -> Iterator[str]:
+    """What stands for several characters, so that nothing is glued to its neighbours: 2⅞ is not 27/8, nor x² x2."""
+    for tag, run in groupby(_characters(answer), lambda piece: piece[0]):
+        text = "".join(character for _, character in run)
+        if tag == "<super>":
+            yield "^{" + text.replace("−", "-") + "}"
+        elif tag == "<sub>":
+            yield "_{" + text.replace("−", "-") + "}"
+        elif tag == "<circle>":
+            yield f" {text} "
+        else:
+            yield text
+
+
+def _characters(answer: str) -> Iterator[tuple[str, str]]:
+    for letter in answer:
+        tag, *codes = unicodedata.decomposition(letter).split() or [""]
+        text = "".join(chr(int(code, 16)) for code in codes) if tag.startswith("<") else letter
+        if tag == "<square>":
+            yield from _characters(text)
+        elif tag == "<fraction>" and not text.endswith("⁄"):
+            top, _, bottom = text.partition("⁄")
+            yield "", rf"\frac{{{top}}}{{{bottom}}}"
+        else:
+            yield (tag, text) if tag in ("<super>", "<sub>", "<circle>") else ("", letter)
 
 
 def _space(found: re.Match[str]) -> str:

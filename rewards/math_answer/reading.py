@@ -7,14 +7,18 @@ from dataclasses import replace
 from fractions import Fraction
 
 from rewards.math_answer import expression, relations
+from rewards.math_answer.evaluation import settled
+from rewards.math_answer.nodes import Node
 from rewards.math_answer.normal import WORD_END, WORD_START
-from rewards.math_answer.outcomes import Rejected, Unread
+from rewards.math_answer.outcomes import Rejected, Undecided, Undefined, Unread
 from rewards.math_answer.tokens import Token, tokenise
 from rewards.math_answer.units import scale_of, unit_of, words
 from rewards.math_answer.values import (
     LINE,
     MAX_ITEMS,
+    Assignment,
     Based,
+    Equation,
     Infinity,
     Matrix,
     Ordered,
@@ -31,12 +35,16 @@ from rewards.math_answer.values import (
 _BASED = re.compile(
     rf"\(?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\)?_(?:(\d)|\{{\(?{WORD_START}?(\d+|[a-z]+){WORD_END}?\)?\}}|{WORD_START}([a-z]+){WORD_END})"
 )
+_IN_BASE = re.compile(rf"([0-9A-F]+) ?\(?{WORD_START}base{WORD_END} ?(\d+)\)?")
 _BASE_NAMES = "two three four five six seven eight nine ten eleven twelve"
 _BASES = {name: base for base, name in enumerate(_BASE_NAMES.split(), 2)} | {"sixteen": 16}
 _ARTICLES = words("a an the")
 _REAL_LINE = frozenset({"all real numbers", "all reals", "all real", "real numbers", "reals"})
+_SAME_WORDS = {"no solutions": "no solution", "dne": "does not exist"}
 _OPENING = ("(", "[", r"\{", "{", "lfloor", "lceil", "langle")
 _CLOSING = (")", "]", r"\}", "}", "rfloor", "rceil", "rangle")
+_BETWEEN_SETS = ("cup", "cap", "setminus", "in")
+_SYSTEMS = ("cases", "aligned", "align", "gathered")
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "smallmatrix", "array")
 
 
@@ -47,7 +55,9 @@ def read(normal: str) -> Value:
     return read_tokens(tokenise(normal))
 
 
-def _based(normal: str) -> Based | None:
+def _based(normal: str) -> Based | Scalar | None:
+    if said := _IN_BASE.fullmatch(normal):
+        normal = f"{said[1]}_{{{said[2]}}}"
     match = _BASED.fullmatch(normal)
     if not match:
         return None
@@ -56,12 +66,15 @@ def _based(normal: str) -> Based | None:
     digits = match[1].upper().lstrip("0") or "0"
     if not 2 <= base <= 16 or any(int(digit, 16) >= base for digit in digits if digit != "."):
         raise Unread
-    return Based(digits, base)
+    return Based(digits, base) if base != 10 else Scalar(("num", Fraction(digits)))
 
 
 def read_tokens(tokens: list[Token]) -> Value:
     if not tokens:
         raise Unread
+    tokens = _french(tokens)
+    if system := _system(tokens):
+        return system
     if text := _text(tokens):
         return text
     items, joined = _listed(tokens)
@@ -115,9 +128,11 @@ def split(tokens: list[Token], *texts: str) -> tuple[list[list[Token]], list[str
 
 def _listed(tokens: list[Token]) -> tuple[list[list[Token]], str]:
     """The items of a list without brackets, and the word that joins them: "and", "or" or ","."""
-    parts, signs = split(tokens, ",", ";", "and", "or")
+    signed = any(token.text in relations.SIGNS and token.kind in ("op", "cmd") for token in tokens)
+    parts, signs = split(tokens, ",", ";", "and", "or", *(("vee", "wedge") if signed else ()))
     if len(parts) == 1:
         return parts, ""
+    signs = [{"vee": "or"}.get(sign, sign) for sign in signs]
     words = {sign for sign in signs if sign not in (",", ";")}
     if len(words) > 1 or ";" in signs:
         raise Unread
@@ -151,6 +166,8 @@ def _enclosed(tokens: list[Token]) -> Value | None:
     if first == r"\{" or last == r"\}":
         if first + last != r"\{\}":
             raise Unread
+        if built := _built(inner):
+            return built
         return (
             replace(relations.flat(list(map(read_tokens, _commas(inner)))), braced=True)
             if inner
@@ -160,7 +177,8 @@ def _enclosed(tokens: list[Token]) -> Value | None:
         raise Unread
     items = _commas(inner)
     if len(items) == 1:
-        if first + last != "()":
+        around_matrix = first + last == "[]" and inner[0].kind == "begin" and inner[-1].kind == "end"
+        if first + last != "()" and not around_matrix:
             raise Unread
         return read_tokens(inner)
     if ("langle" in (first, last)) and first + last != "langlerangle":
@@ -170,6 +188,9 @@ def _enclosed(tokens: list[Token]) -> Value | None:
 
 def _commas(tokens: list[Token]) -> list[list[Token]]:
     items, _ = split(tokens, ",")
+    if len(items) == 1 and any(token.text == ";" for token in tokens):
+        items, _ = split(tokens, ";")
+        tokens = [token for item in items for token in item]
     if len(items) > MAX_ITEMS:
         raise Rejected("too_many_items")
     if any(token.text in ("and", "or", "mid", ":", ";", "colon") for token in tokens) or not all(items):
@@ -180,7 +201,37 @@ def _commas(tokens: list[Token]) -> list[list[Token]]:
 # Sets of real numbers
 
 
+def _french(tokens: list[Token]) -> list[Token]:
+    """]1, 2[ as (1, 2)."""
+    if tokens[0].text != "]" and not any(token.text in ("[", "]") for token in tokens[1:-1]) and tokens[-1].text != "[":
+        return tokens
+    found = []
+    for index, token in enumerate(tokens):
+        before, after = tokens[index - 1] if index else None, tokens[index + 1] if index + 1 < len(tokens) else None
+        if token.kind == "op" and token.text == "]" and (before is None or before.text in _BETWEEN_SETS):
+            token = replace(token, text="(")
+        elif token.kind == "op" and token.text == "[" and (after is None or after.text in _BETWEEN_SETS):
+            token = replace(token, text=")")
+        found.append(token)
+    return found
+
+
+def _built(inner: list[Token]) -> Value | None:
+    """The set of the x that an inequality leaves of the line; None where no condition is given."""
+    at = next((index for index, token in enumerate(inner) if token.text in ("mid", ":", "|", "colon")), 0)
+    if not at:
+        return None
+    element = [token.text for token in inner[:at]]
+    value = read_tokens(inner[at + 1 :]) if inner[at + 1 :] else None
+    if not isinstance(value, RealSet) or element not in ([value.variable], [value.variable, "in", "reals"]):
+        raise Unread
+    return replace(value, variable="")
+
+
 def _union(tokens: list[Token]) -> Value | None:
+    for index, token in enumerate(tokens[1:]):
+        if token.text == r"\{" and tokens[index].text == "-":
+            tokens = [*tokens[:index], Token("cmd", "setminus"), *tokens[index + 1 :]]
     parts, signs = split(tokens, "cup", "setminus")
     if len(parts) == 1:
         return None
@@ -225,6 +276,20 @@ def _ratio(tokens: list[Token]) -> Ratio | None:
     return Ratio(tuple(value for value in values if isinstance(value, Scalar)))
 
 
+def _system(tokens: list[Token]) -> Value | None:
+    """Equations below one another."""
+    first, last = tokens[0], tokens[-1]
+    if first.kind != "begin" or first.text not in _SYSTEMS or last.kind != "end" or last.text != first.text:
+        return None
+    inner = [token for token in tokens[1:-1] if token.text != "&"]
+    rows, _ = split(inner, r"\\")
+    rows = [row[:-1] if row and row[-1].text in (",", ";") else row for row in rows if row]
+    values = [read_tokens(row) for row in rows]
+    if not values or not all(isinstance(value, Assignment | Equation) for value in values):
+        raise Unread
+    return relations.joined(values, ",") if len(values) > 1 else values[0]
+
+
 def _matrix(tokens: list[Token]) -> Matrix | None:
     at = next((index for index, token in enumerate(tokens) if token.kind == "begin"), None)
     if at is None:
@@ -258,18 +323,29 @@ def _matrix(tokens: list[Token]) -> Matrix | None:
 def _scalar(tokens: list[Token]) -> Value:
     bare = tokens[0].text if len(tokens) == 1 and tokens[0].text.isdigit() else ""
     tokens, money = _without_money(tokens)
-    tokens, unit, percent, factor = _without_unit(tokens)
-    if money and unit not in (None, money):
-        raise Unread
+    tokens, words, percent = _without_unit(_degrees_of(tokens))
+    factor, words = scale_of(words)
     node = expression.parse(tokens)
+    unit = unit_of(words, single=_single(node)) if words else None
+    if (words and unit is None) or (money and unit not in (None, money)):
+        raise Unread
     if factor != 1:
         node = ("*", (node, ("num", factor)))
     unit = money or unit
-    if unit is None and node[0] == "deg":
+    if unit in ("celsius", "fahrenheit") and node[0] == "deg":
+        node, unit = node[1], f"degree {unit}"
+    elif unit is None and node[0] == "deg":
         node, unit = node[1], "degree"
     elif unit is None and node[0] == "-" and node[1][0] == "deg":
         node, unit = ("-", node[1][1]), "degree"
-    return relations.expanded(Scalar(node, unit, percent, bare))
+    return relations.expanded(Scalar(node, unit, percent, bare, _decimals(tokens)))
+
+
+def _decimals(number: list[Token]) -> int:
+    plain = number[1:] if number and number[0].text in ("-", "+") else number
+    return (
+        len(plain[0].text.partition(".")[2]) if len(plain) == 1 and re.fullmatch(r"[\d, ]*\.\d+", plain[0].text) else 0
+    )
 
 
 def _without_money(tokens: list[Token]) -> tuple[list[Token], str | None]:
@@ -282,21 +358,34 @@ def _without_money(tokens: list[Token]) -> tuple[list[Token], str | None]:
     return tokens[: at[0]] + tokens[at[0] + 1 :], tokens[at[0]].text
 
 
-def _without_unit(tokens: list[Token]) -> tuple[list[Token], str | None, bool, Fraction]:
-    """(the number, its unit, whether it is a percentage, the factor of a word such as "million")."""
+def _single(node: Node) -> bool:
+    """Whether it is one, or a fraction of one: "3/4 cup"."""
+    try:
+        value, _ = settled(node, {}, Fraction(7))
+    except (Undecided, Undefined):
+        return False
+    return isinstance(value, Fraction) and abs(value) <= 1
+
+
+def _degrees_of(tokens: list[Token]) -> list[Token]:
+    """The C of 20 degrees C as a word."""
+    last = tokens[-1] if tokens else None
+    if last and last.kind == "let" and last.text in ("C", "F"):
+        before = [token.text for token in tokens[-4:-1]]
+        if before[-1:] == ["circ"] or before[-2:] == ["circ", "}"]:
+            return [*tokens[:-1], replace(last, kind="word")]
+    return tokens
+
+
+def _without_unit(tokens: list[Token]) -> tuple[list[Token], list[str], bool]:
+    """(the number, the words behind it, whether it is a percentage)."""
     if tokens and tokens[-1].text == "%" and tokens[-1].kind == "op":
-        return tokens[:-1], None, True, Fraction(1)
+        return tokens[:-1], [], True
     start = next((index for index, token in enumerate(tokens) if token.kind == "word"), len(tokens))
-    if start == len(tokens):
-        return tokens, None, False, Fraction(1)
     words = _unit_words(tokens[start:])
     if [word.casefold() for word in words] in (["percent"], ["per", "cent"], ["percentage"], ["pct"]):
-        return tokens[:start], None, True, Fraction(1)
-    factor, words = scale_of(words)
-    unit = unit_of(words) if words else None
-    if words and unit is None:
-        raise Unread
-    return tokens[:start], unit, False, factor
+        return tokens[:start], [], True
+    return tokens[:start], words, False
 
 
 def _unit_words(tokens: list[Token]) -> list[str]:
@@ -331,4 +420,5 @@ def _text(tokens: list[Token]) -> Value | None:
     words = [word for index, word in enumerate(words) if word not in _ARTICLES or len(words) == 1 or index]
     if len(words) == 1 and len(words[0]) == 1 and words[0].isascii() and words[0].isalpha():
         return Scalar(("const", words[0]) if words[0] in "ei" else ("var", words[0]))
-    return LINE if " ".join(words) in _REAL_LINE else Text(tuple(words))
+    said = " ".join(words)
+    return LINE if said in _REAL_LINE else Text(tuple(_SAME_WORDS.get(said, said).split(" ")))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rewards.math_answer.nodes import variables
+from rewards.math_answer.nodes import Node, variables
 from rewards.math_answer.outcomes import Unread
 from rewards.math_answer.tokens import Token
 from rewards.math_answer.units import REFUSED, words
@@ -29,7 +29,7 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _ARTICLES = words("a an the this")
 _NAME = re.compile(
     r"[A-Za-z](?:_\w+|_\{[\w,]+\})?'?(?:\([A-Za-z](?:,[A-Za-z])*\))?|(?:m?angle|triangle|m angle)?[A-Z]{1,4}"
-    r"|(?:overline|\|)?\{?[A-Z]{2}\}?\|?|frac\{d[a-z]\}\{d[a-z]\}"
+    r"|(?:overline|\|)?\{?[A-Z]{2}\}?\|?|\|[A-Z]\||(?:P|E|V|Var)[(\[][^()\[\]]+[)\]]|frac\{d[a-z]\}\{d[a-z]\}"
 )
 
 
@@ -79,12 +79,20 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
         values = [read(side) for side in sides]
         if len(sides) == 2 and any(isinstance(value, Scalar) and variables(value.node) for value in values):
             return _equation(*values)
+        if isinstance(values[0], Scalar) and is_sum_of_names(values[0].node):
+            return Assignment("sum", values[-1], tuple(values[1:-1]))
         return Assignment("", values[-1], tuple(values[:-1]))
     values = [read(side) for side in sides[1:]]
     last = values[-1]
     if len(values) == 1 and isinstance(last, Scalar) and name in variables(last.node):
         return _equation(Scalar(("var", name)), last)
     return Assignment(name, last, tuple(values[:-1]))
+
+
+def is_sum_of_names(node: Node) -> bool:
+    """m + n, which is another name for its value."""
+    terms = node[1] if node[0] == "+" else ()
+    return len(terms) > 1 and all(term[0] == "var" for term in terms) and len(set(terms)) == len(terms)
 
 
 def _equation(left: Value, right: Value) -> Equation:
@@ -164,6 +172,8 @@ def joined(items: list[Value], word: str) -> Value:
     """A list of values; named values of one name are a list under it, inequalities joined by "or" a set."""
     if all(isinstance(item, RealSet) and item.variable for item in items):
         return _joined_inequalities([item for item in items if isinstance(item, RealSet)], word)
+    if word == "wedge":  # at once, which no two values are
+        raise Unread
     first = items[0]
     names = {item.name for item in items if isinstance(item, Assignment)}
     if isinstance(first, Assignment) and names == {first.name} and first.name:
@@ -182,9 +192,24 @@ def flat(items: list[Value]) -> Unordered:
 
 
 def _joined_inequalities(items: list[RealSet], word: str) -> RealSet:
-    if word != "or" or len({item.variable for item in items}) > 1 or any(item.without for item in items):
+    if len({item.variable for item in items}) > 1 or any(item.without for item in items):
+        raise Unread
+    if word in ("and", "wedge"):
+        return _both(items)
+    if word != "or":
         raise Unread
     return RealSet(tuple(piece for item in items for piece in item.pieces), (), items[0].variable)
+
+
+def _both(items: list[RealSet]) -> RealSet:
+    """x > 1 and x < 2."""
+    pieces = [piece for item in items for piece in item.pieces]
+    lows = [piece for piece in pieces if not isinstance(piece.low, Infinity)]
+    highs = [piece for piece in pieces if not isinstance(piece.high, Infinity)]
+    if len(pieces) != 2 or len(lows) != 1 or len(highs) != 1:
+        raise Unread
+    low, high = lows[0], highs[0]
+    return RealSet((Piece(low.low, low.closed_low, high.high, high.closed_high),), (), items[0].variable)
 
 
 # Plus-minus

@@ -27,12 +27,12 @@ class Token:
 _EXPONENT = r"(?:[eE][+-]?\d+(?![A-Za-z0-9.]))?"
 _NEXT = re.compile(
     rf"(?P<word>{WORD_START}[^{WORD_END}]*{WORD_END})"
-    r"|(?P<repeating>\d*\.\d*\\(?:overline|bar)\{?\d+\}?)"
+    r"|(?P<repeating>\d*\.\d*(?:\\(?:overline|bar)(?:\{\d+\}|\d(?!\d))|\\dot\{?\d\}?(?:\d*\\dot\{?\d\}?)?)|\d*\.\(\d+\)(?![\w.(]))"
     rf"|(?P<num>(?:\d+(?:\.\d+)?|\.\d+){_EXPONENT})"
     r"|(?P<run>[^\W\d_]+)"
     r"|\\begin\{(?P<begin>[a-z]+\*?)\}(?:\[[a-z]\])?|\\end\{(?P<end>[a-z]+\*?)\}|(?P<reals>\\mathbb\{?R\}?|\\(?:R|reals)(?![A-Za-z]))"
     r"|\\(?P<cmd>[A-Za-z]+)|(?P<brace>\\[{}|])|(?P<row>\\\\)|(?P<percent>\\?%)|(?P<money>\\\$)"
-    r"|(?P<op>\*\*|\.\.\.|<=|>=|!=|[-+*/^_(){}\[\]|!=<>,;:&'])|(?P<space>\s+)"
+    r"|(?P<op>\*\*|\.\.\.|:=|<=|>=|!=|[-+*/^_(){}\[\]|!=<>,;:&'])|(?P<space>\s+)"
 )
 _THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?![\d])(?:\.\d+)?")
 _GROUPS = re.compile(r"[1-9]\d{0,2}(?: \d{3})+(?![\d])(?:\.\d+)?")
@@ -110,7 +110,9 @@ def _tokens(match: re.Match[str], spaced: bool, before: list[Token]) -> list[Tok
         return [Token("cmd", "reals", spaced)]
     if kind == "money":
         return [Token("money", "dollar", spaced)]
-    return [Token("op", {"row": r"\\", "percent": "%"}.get(kind or "", "|" if text == r"\|" else text), spaced)]
+    return [
+        Token("op", {"row": r"\\", "percent": "%"}.get(kind or "", {r"\|": "|", ":=": "="}.get(text, text)), spaced)
+    ]
 
 
 def _number(text: str) -> Fraction:
@@ -121,8 +123,8 @@ def _number(text: str) -> Fraction:
 
 
 def _repeating(text: str) -> Fraction:
-    start, digits = re.split(r"\\(?:overline|bar)", text)
-    digits = digits.strip("{}")
+    start, digits = re.split(r"\\(?:overline|bar|dot)|(?=\()", text, maxsplit=1)
+    digits = re.sub(r"\D|\\dot", "", digits)
     whole, _, decimals = start.partition(".")
     nines = 10 ** len(digits) - 1
     return Fraction(f"{whole or 0}.{decimals or 0}") + Fraction(int(digits), nines * 10 ** len(decimals))

@@ -16,6 +16,8 @@ class Scalar:
     percent: bool = False
     bare: str = ""
     """The digits as they were written, where it is a plain whole number: beside a gold answer with a base."""
+    decimals: int = 0
+    """How many were written, where it is a plain number."""
 
 
 @dataclass(frozen=True, slots=True)

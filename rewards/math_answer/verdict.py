@@ -170,7 +170,7 @@ def judge(answer: str, gold: Gold, options: Options, comparison: Comparison | No
         return same, "equal:num" if same else "different:num", "fraction"
     if gold.value is None:
         return False, "undecided", "none"
-    comparison = comparison or Comparison(_fraction(options.rel_tol), _half_a_unit(gold.normal, options.decimals))
+    comparison = comparison or Comparison(_fraction(options.rel_tol), decimals=options.decimals)
     try:
         same, kind = comparison.same(read(answer), gold.value)
     except (Unread, Undecided):
@@ -191,9 +191,3 @@ def _judge_choice(answer: str, gold: str, options: Options) -> tuple[bool, str, 
 
 def _fraction(tolerance: float) -> Fraction:
     return Fraction(str(tolerance))
-
-
-def _half_a_unit(gold: str, decimals: bool) -> Fraction:
-    """Half of the last decimal of a gold answer."""
-    match = re.search(r"\d\.(\d+)", gold) if decimals else None
-    return Fraction(1, 2 * 10 ** len(match[1])) if match else Fraction(0)

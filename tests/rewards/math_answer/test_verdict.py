@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from rewards.math_answer import MAX_ANSWER_CHARS, extract, verify
 from rewards.math_answer.normal import normalise
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "cases" / "math.json").read_text())["cases"]
+_FILES = Path(__file__).parents[2] / "cases"
+CASES: list[dict[str, Any]] = json.loads((_FILES / "math.json").read_text())["cases"]
+ATTEMPTS: list[dict[str, Any]] = json.loads((_FILES / "math_attempts.json").read_text())["cases"]
 
 
 def text_of(case: dict[str, Any]) -> str:
@@ -45,6 +47,15 @@ def test_every_right_answer_of_the_corpus_is_accepted(case: dict[str, Any]) -> N
     verdict = verify(text_of(case), case["gold"], **case.get("opts", {}))
     assert verdict.correct, verdict
     assert verdict.ms < 1000 * case["time_limit_s"]
+
+
+@pytest.mark.parametrize("kind", sorted({case["kind"] for case in ATTEMPTS}))
+def test_attempts_to_make_it_wrong_get_the_verdict_of_a_careful_teacher(kind: str) -> None:
+    judged = [
+        (case, verify(case["text"], case["gold"], **case.get("opts", {}))) for case in ATTEMPTS if case["kind"] == kind
+    ]
+    wrong = [(case, verdict) for case, verdict in judged if verdict.correct != case["expected"] or not verdict.scored]
+    assert not wrong
 
 
 @given(st.fractions(max_denominator=999), st.fractions(max_denominator=999))
