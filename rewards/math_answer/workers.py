@@ -39,7 +39,8 @@ class _Worker:
 class Workers:
     """A pool that is opened and closed: `async with Workers() as workers: await workers.verify(text, gold)`.
 
-    `verify` waits for a free worker, and for that not longer than `wall_s`. Cancelling it kills the worker.
+    `verify` waits for a free worker, and for that not longer than `wall_s`. Cancelling it kills the worker; what is
+    still asked when the pool is closed is unscored.
 
     Args:
         size: Processes at work at the same time.
@@ -53,12 +54,15 @@ class Workers:
         """Workers that were ended at the limit or died."""
         self._num = size + spares
         self._places = asyncio.Semaphore(size)
-        self._ready: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._ready: asyncio.Queue[_Worker | None] = asyncio.Queue()
+        """None wakes those who wait when it is closed."""
+        self._open = False
         self._starting: set[asyncio.Task[None]] = set()
         self._alive: set[_Worker] = set()
 
     async def __aenter__(self) -> Workers:
         """Waits for the first worker. RuntimeError where none can be started."""
+        self._open, self._ready = True, asyncio.Queue()
         for _ in range(self._num - 1):
             self._start()
         try:
@@ -69,6 +73,8 @@ class Workers:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._open = False
+        self._ready.put_nowait(None)
         for task in list(self._starting):
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -76,7 +82,9 @@ class Workers:
             await self._end(worker)
 
     async def verify(self, text: str, gold: str, **options: Any) -> Verdict:
-        """Like `verify`, in a thread; what that leaves undecided is asked of a worker."""
+        """Like `verify`, in a thread; what that leaves undecided is asked of a worker. RuntimeError if closed."""
+        if not self._open:
+            raise RuntimeError("the workers of the math verifier are closed; verify inside `async with Workers()`")
         asked = Options(**options)
         verdict, answer = await asyncio.to_thread(judge_text, text, gold, asked)
         if verdict.reason != "undecided" or answer is None:
@@ -92,11 +100,15 @@ class Workers:
             for _ in range(2):  # a worker may have died of something else
                 finished = False
                 try:
-                    worker = await asyncio.wait_for(self._ready.get(), _START_SECONDS)
+                    async with asyncio.timeout(_START_SECONDS):
+                        worker = await self._living()
                 except TimeoutError:
                     break
+                if worker is None:
+                    break
                 try:
-                    said = await asyncio.wait_for(self._done(worker, line), self.wall_s)
+                    async with asyncio.timeout(self.wall_s):
+                        said = await self._done(worker, line)
                     finished = bool(said)
                 except TimeoutError:
                     return False, "timeout", "sympy"
@@ -109,6 +121,15 @@ class Workers:
                     return correct, reason, path
         return False, "worker_died", "sympy"
 
+    async def _living(self) -> _Worker | None:
+        """The next worker that did not die while it had nothing to do; None once the pool is closed."""
+        while (worker := await self._ready.get()) is not None:
+            if worker.process.returncode is None:
+                return worker
+            await self._back(worker, keep=False)
+        self._ready.put_nowait(None)
+        return None
+
     async def _done(self, worker: _Worker, line: bytes) -> bytes:
         worker.busy = True
         assert worker.process.stdin is not None
@@ -120,7 +141,7 @@ class Workers:
     async def _back(self, worker: _Worker, *, keep: bool) -> None:
         worker.jobs += 1
         worker.busy = False
-        if keep and worker.jobs < _JOBS:
+        if keep and worker.jobs < _JOBS and self._open:
             self._ready.put_nowait(worker)
             return
         self.killed += not keep
@@ -128,6 +149,8 @@ class Workers:
         await asyncio.shield(self._end(worker))
 
     def _start(self) -> None:
+        if not self._open:
+            return
         task = asyncio.create_task(self._started())
         self._starting.add(task)
         task.add_done_callback(self._forget)

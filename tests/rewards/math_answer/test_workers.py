@@ -56,6 +56,34 @@ async def test_a_sum_is_worked_out_and_what_is_endless_costs_its_limit_and_nobod
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+    with pytest.raises(RuntimeError, match="closed; verify inside"):
+        await workers.verify(*SUM)
+
+
+@pytest.mark.slow
+async def test_workers_that_died_while_idle_cost_no_verdict() -> None:
+    async with Workers(size=1, spares=1, wall_s=30) as workers:
+        for _ in range(2000):
+            await asyncio.sleep(0.01)
+            if workers._ready.qsize() == 2:
+                break
+        for worker in workers._alive:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        await asyncio.gather(*(worker.process.wait() for worker in workers._alive))
+        assert (await workers.verify(*SUM)).correct
+
+
+@pytest.mark.slow
+async def test_closing_ends_what_is_still_asked_and_starts_no_worker_for_it() -> None:
+    async with Workers(size=1, spares=0, wall_s=30) as workers:
+        jobs = [asyncio.create_task(workers.verify(*ENDLESS)) for _ in range(3)]
+        pid = (await busy_one(workers)).process.pid
+    async with asyncio.timeout(10):
+        assert [(await job).reason for job in jobs] == ["worker_died"] * 3
+    assert not workers._alive
+    assert not workers._starting
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 @pytest.mark.slow
