@@ -110,6 +110,8 @@ class _Parser:
 
     def starts_factor(self) -> bool:
         token = self.peek()
+        if token.kind == "num":  # 3!4!
+            return self.peek(1).text == "!" and self.peek(-1).text == "!"
         if token.kind in ("let", "fn"):
             return True
         return token.kind in ("op", "cmd") and (token.text in ("(", "{") or token.text in _STARTS)

@@ -19,7 +19,8 @@ _THINKING_TAG = re.compile(rf"<(/?){_THINKING}(?:\s[^<>]*)?>", re.IGNORECASE)
 def extract(text: str, *, anchors: bool = True) -> str:
     r"""The last answer of `text`: the last `\boxed` or `\fbox`, boxes side by side as a list, else an explicit anchor.
 
-    Never an earlier box than the last, never "the last number". Only what follows the thinking counts. Raises NoAnswer.
+    Never an earlier box than the last, never "the last number". Only what follows the thinking counts. Raises NoAnswer,
+    also where the words around it say that it is not the answer.
     """
     said = _after_thinking(text)[-WINDOW:]
     boxes = find_boxes(said)

@@ -48,7 +48,7 @@ _LETTERS = str.maketrans(
         "∩": r"\cap ", "√": r"\surd ", "∛": r"\surd[3]", "∜": r"\surd[4]", "≤": r"\le ", "≥": r"\ge ",
         "⩽": r"\le ", "⩾": r"\ge ",
         "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}",
-        "°": r"\degree ",
+        "°": r"\degree ", "º": r"\degree ", "˚": r"\degree ", "∘": r"\circ ",
         "≈": r"\approx ", "∖": r"\setminus ", "∠": r"\angle ", "…": r"\ldots ", "⋯": r"\ldots ", "€": r"\euro ",
         "£": r"\pounds ", "¥": r"\yen ", "（": "(", "）": ")", "，": ", ", "、": ", ", "．": ".", "％": r"\%",
         "＝": "=",
@@ -92,6 +92,7 @@ def normalise(answer: str) -> str:
     answer = re.sub(r"\\\\\s*\[[^\]]*pt\]", r"\\\\ ", answer)
     answer = re.sub(r"\$|(?<!\\)\\[()\[\]]", " ", answer).replace(_DOLLAR, r"\$")
     answer = re.sub(r"\\!", "", answer)
+    answer = re.sub(r"(^|=)\s*~", r"\1\\sim ", answer)  # "about", where it can't be a space
     answer = _STYLE.sub(" ", answer)
     answer = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", answer)
     for _ in range(4):
@@ -104,7 +105,7 @@ def normalise(answer: str) -> str:
     answer = re.sub(r"\s+", " ", answer).strip()
     answer = re.sub(r"(?<!\.)[.。]$", "", _LABEL.sub("", answer)).strip()
     # A space matters between two letters or digits ("7 3" is not 73) and behind a comma ("48, 750" is a list).
-    answer = re.sub(r"(?<![A-Za-z0-9,]) | (?![A-Za-z0-9])|(?<=,) (?![^ ])", "", answer)
+    answer = re.sub(r"(?<![A-Za-z0-9,.]) | (?![A-Za-z0-9.])|(?<=,) (?![^ ])", "", answer)
     return re.sub(r"([\^_])\{([A-Za-z0-9])\}(?![A-Za-z0-9])", r"\1\2", answer)
 
 

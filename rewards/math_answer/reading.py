@@ -7,12 +7,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from rewards.math_answer import expression, relations
-from rewards.math_answer.evaluation import settled
-from rewards.math_answer.nodes import Node
 from rewards.math_answer.normal import WORD_END, WORD_START
-from rewards.math_answer.outcomes import Rejected, Undecided, Undefined, Unread
+from rewards.math_answer.outcomes import Rejected, Unread
+from rewards.math_answer.scalars import read_scalar
 from rewards.math_answer.tokens import Token, tokenise
-from rewards.math_answer.units import scale_of, unit_of, words
+from rewards.math_answer.units import words
 from rewards.math_answer.values import (
     LINE,
     MAX_ITEMS,
@@ -86,7 +85,12 @@ def read_tokens(tokens: list[Token]) -> Value:
             return relation
     tokens = _unbraced(tokens)
     return (
-        _union(tokens) or _enclosed(tokens) or _symbol(tokens) or _ratio(tokens) or _matrix(tokens) or _scalar(tokens)
+        _union(tokens)
+        or _enclosed(tokens)
+        or _symbol(tokens)
+        or _ratio(tokens)
+        or _matrix(tokens)
+        or read_scalar(tokens)
     )
 
 
@@ -317,95 +321,7 @@ def _matrix(tokens: list[Token]) -> Matrix | None:
     return Matrix(tuple(tuple(read_tokens(cell) for cell in row) for row in cells), scale)
 
 
-# Scalars and texts
-
-
-def _scalar(tokens: list[Token]) -> Value:
-    bare = tokens[0].text if len(tokens) == 1 and tokens[0].text.isdigit() else ""
-    tokens, money = _without_money(tokens)
-    tokens, words, percent = _without_unit(_degrees_of(tokens))
-    factor, words = scale_of(words)
-    node = expression.parse(tokens)
-    unit = unit_of(words, single=_single(node)) if words else None
-    if (words and unit is None) or (money and unit not in (None, money)):
-        raise Unread
-    if factor != 1:
-        node = ("*", (node, ("num", factor)))
-    unit = money or unit
-    if unit in ("celsius", "fahrenheit") and node[0] == "deg":
-        node, unit = node[1], f"degree {unit}"
-    elif unit is None and node[0] == "deg":
-        node, unit = node[1], "degree"
-    elif unit is None and node[0] == "-" and node[1][0] == "deg":
-        node, unit = ("-", node[1][1]), "degree"
-    return relations.expanded(Scalar(node, unit, percent, bare, _decimals(tokens)))
-
-
-def _decimals(number: list[Token]) -> int:
-    plain = number[1:] if number and number[0].text in ("-", "+") else number
-    return (
-        len(plain[0].text.partition(".")[2]) if len(plain) == 1 and re.fullmatch(r"[\d, ]*\.\d+", plain[0].text) else 0
-    )
-
-
-def _without_money(tokens: list[Token]) -> tuple[list[Token], str | None]:
-    """$18.50, -$75, $-75, 18.50$."""
-    at = [index for index, token in enumerate(tokens) if token.kind == "money"]
-    if not at:
-        return tokens, None
-    if len(at) > 1 or at[0] not in (0, len(tokens) - 1, *([1] if tokens[0].text in ("-", "+") else [])):
-        raise Unread
-    return tokens[: at[0]] + tokens[at[0] + 1 :], tokens[at[0]].text
-
-
-def _single(node: Node) -> bool:
-    """Whether it is one, or a fraction of one: "3/4 cup"."""
-    try:
-        value, _ = settled(node, {}, Fraction(7))
-    except (Undecided, Undefined):
-        return False
-    return isinstance(value, Fraction) and abs(value) <= 1
-
-
-def _degrees_of(tokens: list[Token]) -> list[Token]:
-    """The C of 20 degrees C as a word."""
-    last = tokens[-1] if tokens else None
-    if last and last.kind == "let" and last.text in ("C", "F"):
-        before = [token.text for token in tokens[-4:-1]]
-        if before[-1:] == ["circ"] or before[-2:] == ["circ", "}"]:
-            return [*tokens[:-1], replace(last, kind="word")]
-    return tokens
-
-
-def _without_unit(tokens: list[Token]) -> tuple[list[Token], list[str], bool]:
-    """(the number, the words behind it, whether it is a percentage)."""
-    if tokens and tokens[-1].text == "%" and tokens[-1].kind == "op":
-        return tokens[:-1], [], True
-    start = next((index for index, token in enumerate(tokens) if token.kind == "word"), len(tokens))
-    words = _unit_words(tokens[start:])
-    if [word.casefold() for word in words] in (["percent"], ["per", "cent"], ["percentage"], ["pct"]):
-        return tokens[:start], [], True
-    return tokens[:start], words, False
-
-
-def _unit_words(tokens: list[Token]) -> list[str]:
-    words: list[str] = []
-    rest = list(tokens)
-    while rest:
-        token = rest.pop(0)
-        if token.kind == "word" or token.text in ("/", "*") or (token.kind == "let" and words):
-            if token.text != "*":
-                words.append(token.text)
-        elif token.text == "^" and words and rest:
-            if rest[0].text == "{" and len(rest) > 2 and rest[2].text == "}":
-                rest = [rest[1], *rest[3:]]
-            power = rest.pop(0)
-            if power.text not in ("2", "3"):
-                raise Unread
-            words[-1:] = ["square" if power.text == "2" else "cubic", words[-1]]
-        else:
-            raise Unread
-    return words
+# Texts
 
 
 def _text(tokens: list[Token]) -> Value | None:
