@@ -4,6 +4,7 @@ _ENTRY_POINTS = {
     "gspo_agent/Calculator-v0": "envs.calculator:Calculator",
     "gspo_agent/MathVerifier-v0": "envs.math_verifier:MathVerifier",
     "gspo_agent/CodeSandbox-v0": "envs.code_sandbox:CodeSandbox",
+    "gspo_agent/Workspace-v0": "envs.code_sandbox:Workspace",
 }
 
 

@@ -39,10 +39,6 @@ Overrides = Annotated[
     ),
 ]
 RunDir = Annotated[Path, typer.Argument(help="A run directory, such as runs/math.", show_default=False)]
-EnvId = Annotated[
-    str,
-    typer.Argument(help="`gspo_agent/Calculator-v0`, a Gymnasium id, or `module:Class`.", show_default=False),
-]
 
 
 @app.command()
@@ -184,10 +180,31 @@ def rollout(
 
 @app.command()
 def check(
-    env: EnvId,
+    env: Annotated[
+        str | None,
+        typer.Argument(help="`gspo_agent/Calculator-v0`, a Gymnasium id, or `module:Class`.", show_default=False),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Also check the chat template of this model directory.")] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(help="Instead: JSONL of workspace tasks, judged without a change and with their `patch`."),
+    ] = None,
+    images: Annotated[Path | None, typer.Option(help="Where relative images are; default: beside --tasks.")] = None,
+    times: Annotated[int, typer.Option(min=1, help="How often each task is judged, to find flaky tests.")] = 3,
+    backend: Annotated[str, typer.Option(help="How the code of tasks is isolated.")] = "auto",
 ) -> None:
-    """Check an environment against the contract, and name each breach. Exit status 1 if there is any."""
+    """Check an environment against the contract, and name each breach. Exit status 1 if there is any.
+
+    With --tasks, check a file of tasks of `gspo_agent/Workspace-v0` instead: one JSON object for each on standard
+    output, `id`, `ok`, `tests`, `problems`, `flaky`. Exit status 1 if any is not sound.
+    """
+    if tasks is not None and env is None:
+        from gspo_agent.entry_points import load_judge
+
+        goodbye = Interruption(goodbye="stopped; what was checked is printed")
+        raise typer.Exit(bool(_run(load_judge("workspaces")(tasks, images, backend, times), goodbye)))
+    if env is None or tasks is not None:
+        raise ConfigError("give one environment to check, or --tasks FILE")
     from gspo_agent.chat import load_chat
     from gspo_agent.env import check_env, load_env
 

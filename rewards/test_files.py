@@ -6,6 +6,7 @@ recorded with the task. Skipped tests, expected failures and exit statuses are n
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -41,6 +42,28 @@ async def judge(
         if stop_at_failure and any(test.verdict != "pass" for test in found):
             break
     return summary(verdicts, total, 1000 * (time.monotonic() - started))
+
+
+def by_id(result: TestFileResult, wanted: Sequence[str]) -> dict[str, TestVerdict]:
+    """A verdict for each of the `wanted` tests, by its id; whoever was judged knows the tests to be sound."""
+    whole = None if result.status == "ok" else (_class(result.status), "", "")
+    whole = whole or _problem_of(result.report, None)
+    if whole:
+        return dict.fromkeys(wanted, _blamed(_failed(*whole, result.wall_s)))
+    report = result.report
+    found = {
+        test["id"]: _blamed(_failed(_class(test["class"]), _reason(test), test.get("text", ""), seconds))
+        for test, seconds in zip(report["tests"], report["seconds"], strict=True)
+    }
+    missing = _failed("wrong_answer", "there is no such test in the file", "", 0.0)
+    return {test: found.get(test, missing) for test in wanted}
+
+
+def _blamed(test: TestVerdict) -> TestVerdict:
+    """Whoever was judged has brought about that the tests cannot be run."""
+    if test.verdict != "task_error":
+        return test
+    return dataclasses.replace(test, verdict="wrong_answer", reason=f"the tests cannot be run on it: {test.reason}")
 
 
 def _problem(files: Sequence[Mapping[str, Any]]) -> str | None:
@@ -86,10 +109,10 @@ def _problem_of(report: Mapping[str, Any], count: int | None) -> tuple[Class, st
         if report["blamed"]:
             return "runtime_error", "runtime error: it lacks what the tests import, or fails in it", report["broken"]
         return "task_error", "the test file cannot be imported", report["broken"]
-    if num_tests == 0:
-        return "task_error", "the test file holds no tests", ""
     if count is not None and num_tests != count:
         return "wrong_answer", f"{num_tests} tests were collected instead of {count}", ""
+    if num_tests == 0:
+        return "task_error", "the test file holds no tests", ""
     return None
 
 

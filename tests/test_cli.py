@@ -72,6 +72,12 @@ def test_check_is_content_with_the_calculator() -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("arguments", [[], ["gspo_agent/Calculator-v0", "--tasks", "tasks.jsonl"]])
+def test_check_wants_an_environment_or_tasks(arguments: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, ["check", *arguments])
+    assert str(result.exception) == "give one environment to check, or --tasks FILE"
+
+
 def test_init_env_writes_an_environment_and_its_test(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["init-env", "web shop", "--directory", str(tmp_path)])
     assert result.exit_code == 0, result.output

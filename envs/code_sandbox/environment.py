@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.code_sandbox.compositions import Compositions, compositions, demonstration
-from envs.code_sandbox.feedback import explain
+from envs.code_sandbox.feedback import explain, explain_file
 from gspo_agent.env import ToolEnv, tool
 from gspo_agent.env.contract import StepResult
 from gspo_agent.errors import EnvError, ToolError, Unscored
@@ -21,11 +21,12 @@ _DEFAULT_TIME_LIMIT = 5.0
 class CodeSandbox(ToolEnv):
     """A programming task with visible and hidden unit tests; the program runs in the sandbox only.
 
-    A task is {"prompt", "kind": "stdio" | "call", "public_tests", "hidden_tests"} and may have a "time_limit", CPU
-    seconds for each test. Tests are {"stdin", "stdout"}, or {"args", "expected"} of the function "entry_point" (of a
-    new object of the class "cls"). The score is 1 when the program that was written last passes every hidden test.
-    No message, tool result or exception shows these, and only their inputs enter the sandbox. A message without a
-    tool call hands the program in.
+    A task is {"prompt", "kind": "stdio" | "call" | "testfile", "public_tests", "hidden_tests"} and may have a
+    "time_limit", CPU seconds for each test. Tests are {"stdin", "stdout"}, or {"args", "expected"} of the function
+    "entry_point" (of a new object of the class "cls"), or pytest files that import the program, as
+    `rewards.unit_tests.judge` takes them. The score is 1 when the program that was written last passes every hidden
+    test. No message, tool result or exception shows these, and only their inputs enter the program's sandbox. A
+    message without a tool call hands the program in.
     """
 
     logs_calls = True
@@ -67,6 +68,8 @@ class CodeSandbox(ToolEnv):
         if self.passing:
             return "passed"
         failed = len(verdict.tests) - 1
+        if self.visible["kind"] == "testfile":
+            return explain_file(next(test for test in verdict.tests if test.verdict != "pass"))
         return explain(self.visible, tests[failed], verdict.tests[failed])
 
     async def score(self, task: dict[str, Any], answer: str) -> dict[str, float]:
@@ -136,8 +139,8 @@ async def _judge(code: str, task: Mapping[str, Any], tests: Sequence[Mapping[str
 def _check(task: Mapping[str, Any]) -> None:
     """Raises EnvError that names the field; never its content, which may be hidden."""
     kind = task.get("kind")
-    if kind not in ("stdio", "call"):
-        raise EnvError(f"CodeSandbox: a task's kind is 'stdio' or 'call', not {kind!r}")
+    if kind not in ("stdio", "call", "testfile"):
+        raise EnvError(f"CodeSandbox: a task's kind is 'stdio', 'call' or 'testfile', not {kind!r}")
     for field in ("prompt", "public_tests", "hidden_tests", *(("entry_point",) if kind == "call" else ())):
         if not task.get(field):
             raise EnvError(f"CodeSandbox: the task, of kind {kind!r}, has no {field!r}")

@@ -20,6 +20,11 @@ def explain(task: Mapping[str, Any], test: Mapping[str, Any], verdict: TestVerdi
     return "\n".join([_shown_input(task, test), _cut(error or verdict.reason)])
 
 
+def explain_file(verdict: TestVerdict) -> str:
+    """Of a test file: what pytest says of the first test that failed."""
+    return _cut("\n".join(filter(None, [f"failed: {verdict.reason}", verdict.error])))
+
+
 def wrong_answer(task: Mapping[str, Any], test: Mapping[str, Any], output: str) -> str:
     """`output` is what was printed, or the repr of what was returned."""
     call = task["kind"] == "call"

@@ -47,17 +47,21 @@ _STOP_MS = 10_000  # files that many jobs left may take a while to remove
 class ForkServer:
     """A running fork server; it and everything in it ends with this process, with `close`, or with this object."""
 
-    def __init__(self, settings: SandboxSettings, packages: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: SandboxSettings, packages: Sequence[str] = (), sites: Sequence[str] | None = ()
+    ) -> None:
         """Waits until the server is up and no probe got out; NotIsolated with the failed step and the remedy.
 
         Args:
             settings: name one backend; `choose` knows what "auto" means.
             packages: directories of packages that its jobs may import, beside the standard library.
+            sites: directories full of such packages; None: the interpreter's own.
         """
         self.backend = settings.backend
         if not sys.platform.startswith("linux"):
             raise SandboxError(f"the sandbox needs Linux (namespaces and seccomp); this is {sys.platform}")
         self._code, self._packages, self._scratch = str(_PACKAGE), list(packages), tempfile.gettempdir()
+        self._sites = None if sites is None else list(sites)
         self._trainer: int | None = os.getpid()
         remove: list[str] = []
         if self.backend == "container":
@@ -69,10 +73,11 @@ class ForkServer:
                 _check_local(self.backend, self._scratch)
             self._control, self._process = _start(self.backend, settings.interpreter)
         self._owner = os.getpid()
+        self._jobs: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner, remove)
         try:
             hello = self._hello()
-            self.own_uids = bool(hello["own_uids"])
+            self.own_uids, self.shell = bool(hello["own_uids"]), bool(hello["shell"])
             if self.backend == "unsafe":
                 _log.warning('sandbox.backend = "unsafe": code of models runs unconfined, as user %d', os.getuid())
             else:
@@ -109,7 +114,13 @@ class ForkServer:
             except OSError:
                 near.close()
                 raise
+        self._jobs.add(near)
         return near
+
+    @property
+    def busy(self) -> bool:
+        """Whether one of its channels is still open."""
+        return any(job.fileno() >= 0 for job in list(self._jobs))
 
     def close(self) -> None:
         """Ends the server and every job."""
@@ -125,6 +136,7 @@ class ForkServer:
                 "trainer": self._trainer,
                 "backend": "landlock" if self.backend == "container" else self.backend,
                 "packages": self._packages,
+                "sites": self._sites,
                 "scratch": self._scratch,
             }
             self._control.send(json.dumps(wanted).encode())
@@ -192,14 +204,14 @@ def _start(backend: Backend, interpreter: str) -> tuple[socket.socket, subproces
     return control, process
 
 
-def choose(settings: SandboxSettings, packages: Sequence[str] = ()) -> ForkServer:
+def choose(settings: SandboxSettings, packages: Sequence[str] = (), sites: Sequence[str] | None = ()) -> ForkServer:
     """The server of the named backend, or of the first that holds here; SandboxError names what failed of each."""
     if settings.backend != "auto":
-        return ForkServer(settings, packages)
+        return ForkServer(settings, packages, sites)
     refused: list[NotIsolated] = []
     for backend in PREFERRED:
         try:
-            return ForkServer(replace(settings, backend=backend), packages)
+            return ForkServer(replace(settings, backend=backend), packages, sites)
         except NotIsolated as error:
             refused.append(error)
     raise NotIsolated(

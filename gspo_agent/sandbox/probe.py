@@ -12,7 +12,7 @@ from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox.limits import SandboxLimits
 
 _ESCAPES = Path(__file__).parent / "inside" / "escapes.py"
-_OWN_NAMES = {"box", "dev", "etc", "lib", "lib64", "packages", "proc", "tmp", "usr"}
+_OWN_NAMES = {"bin", "box", "dev", "etc", "lib", "lib64", "packages", "proc", "site", "tmp", "usr"}
 _SWITCHES = {  # file: (value that forbids, remedy)
     "/proc/sys/kernel/unprivileged_userns_clone": ("0", "set sysctl kernel.unprivileged_userns_clone=1"),
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (

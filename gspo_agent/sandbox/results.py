@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gspo_agent.sandbox.inside.tree import Changes
+
 Status = Literal[
     "ok",
     "compile_error",  # the code is not Python; nothing ran
@@ -28,6 +30,22 @@ class RunResult:
     wall_s: float
     exit_code: int | None
     """Negative: the signal that ended it. None: it was stopped at a limit or lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """One command in a workspace."""
+
+    status: Status
+    exit_code: int | None
+    """As in RunResult."""
+    output: bytes
+    """Standard output and standard error, in the order of writing."""
+    changes: Changes
+    """Of the workspace's files."""
+    left_out: list[str]
+    """What is there but is kept in no workspace, one "path: reason" each."""
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,21 @@ from typing import Any, Self, TypeVar
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox.channel import Channel, JobLost
 from gspo_agent.sandbox.forkserver import ForkServer, choose
+from gspo_agent.sandbox.image import sites as image_sites
 from gspo_agent.sandbox.inside import data
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.pressure import KILLED, is_suspect
 from gspo_agent.sandbox.results import CallResult, RunResult
 from gspo_agent.sandbox.session import Session
-from gspo_agent.sandbox.settings import SandboxSettings
-from gspo_agent.sandbox.testfile import TestFileResult, converse, pytest_packages
+from gspo_agent.sandbox.settings import Backend, SandboxSettings
+from gspo_agent.sandbox.testfile import TestFile, TestFileResult, converse, pytest_packages
 from gspo_agent.waiting import aside
 
 Result = TypeVar("Result", RunResult, CallResult)
 _DEFAULT = SandboxLimits()
 _AUTO = SandboxSettings()
 _ATTEMPTS = 2
+_MAX_SERVERS = 16
 
 
 class Sandbox:
@@ -54,8 +56,7 @@ class Sandbox:
         self._max_running = max_running or 2 * len(os.sched_getaffinity(0))
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._turns = weakref.WeakKeyDictionary()
-        self._server: ForkServer | None = None
-        self._testing: ForkServer | None = None
+        self._servers: dict[str, ForkServer] = {}
         self._starting = threading.Lock()
         self._closed = False
 
@@ -66,37 +67,58 @@ class Sandbox:
         sandbox.server()
         return sandbox
 
-    def server(self) -> ForkServer:
-        """The fork server, started (again) when there is none; takes about 0.1 s then."""
+    @property
+    def backend(self) -> Backend:
+        """What isolates; "auto" before the first job."""
+        return self._settings.backend
+
+    def server(self, *, testing: bool = False, image: str = "") -> ForkServer:
+        """The fork server, started (again) when there is none; takes about 0.1 s then.
+
+        Args:
+            testing: the one that has pytest.
+            image: the one that has the packages of an image, and pytest.
+        """
         if self._closed:
             raise SandboxError("the sandbox is closed")
+        key = image or ("pytest" if testing else "")
         with self._starting:
-            if self._server is None or not self._server.alive:
-                if self._server is not None:
-                    self._server.close()
-                self._server = self._start()
-            return self._server
+            server = self._servers.pop(key, None)
+            if server is None or not server.alive:
+                if server is not None:
+                    server.close()
+                server = self._start(testing, image)
+            self._servers[key] = server  # the last one used is the last one
+            self._spare()
+            return server
 
-    def testing_server(self) -> ForkServer:
-        """The fork server for test files, which has pytest; started (again) when there is none."""
-        if self._closed:
-            raise SandboxError("the sandbox is closed")
-        with self._starting:
-            if self._testing is None or not self._testing.alive:
-                if self._testing is not None:
-                    self._testing.close()
-                self._testing = self._start(pytest_packages())
-            return self._testing
+    def servers(self) -> list[ForkServer]:
+        """Those that were started and not closed since."""
+        return list(self._servers.values())
 
-    def _start(self, packages: Sequence[str] = ()) -> ForkServer:
-        server = choose(self._settings, packages)
+    def _start(self, testing: bool, image: str) -> ForkServer:
+        settings, sites = self._settings, self._sites(image)
+        if image and settings.backend == "container":
+            settings = replace(settings, image=image)
+        server = choose(settings, pytest_packages() if testing or image else (), sites)
         self._settings = replace(self._settings, backend=server.backend)
         return server
 
-    def channel(self, *, testing: bool = False) -> Channel:
+    def _sites(self, image: str) -> list[str] | None:
+        if not image:
+            return []
+        return None if self._settings.backend == "container" else image_sites(image)
+
+    def _spare(self) -> None:
+        """Closes the servers whose last use is longest ago, of more than _MAX_SERVERS; none that has a job."""
+        idle = [key for key, server in list(self._servers.items())[:-1] if not server.busy]
+        for key in idle[: max(0, len(self._servers) - _MAX_SERVERS)]:
+            self._servers.pop(key).close()
+
+    def channel(self, *, testing: bool = False, image: str = "") -> Channel:
         """A channel to a new job, of another server where that has just died; JobLost where it dies as well."""
         for _ in range(_ATTEMPTS):
-            server = self.testing_server() if testing else self.server()
+            server = self.server(testing=testing, image=image)
             try:
                 return Channel(server.spawn())
             except OSError:
@@ -167,7 +189,13 @@ class Sandbox:
         limits: SandboxLimits = _DEFAULT,
         deadline_s: float | None = None,
     ) -> TestFileResult:
-        """Runs a pytest or unittest file whose `import solution` finds the module `code`, each in a job of its own.
+        """Runs a pytest or unittest file whose `import solution` finds the module `code`; see `test`."""
+        return await self.test(TestFile.of(code, tests, module), limits=limits, deadline_s=deadline_s)
+
+    async def test(
+        self, file: TestFile, *, limits: SandboxLimits = _DEFAULT, deadline_s: float | None = None, image: str = ""
+    ) -> TestFileResult:
+        """Runs a test file and what it tests, each in a job of its own.
 
         What the tests know never enters the solution's job. `limits` are those of one test, `deadline_s` that of all.
         """
@@ -178,10 +206,10 @@ class Sandbox:
                     for _ in range(_ATTEMPTS):
                         with (
                             contextlib.suppress(JobLost),
-                            self.channel(testing=True) as tester,
-                            self.channel(testing=True) as solution,
+                            self.channel(testing=True, image=image) as tester,
+                            self.channel(testing=True, image=image) as solution,
                         ):
-                            result = await converse(tester, solution, code, tests, module, limits)
+                            result = await converse(tester, solution, file, limits)
                             if not is_suspect(result.limit, result.cpu_s, limits.cpu_s):
                                 break
             except TimeoutError:
@@ -198,9 +226,8 @@ class Sandbox:
 
     def close_now(self) -> None:
         self._closed = True
-        for server in (self._server, self._testing):
-            if server is not None:
-                server.close()
+        for server in self.servers():
+            server.close()
 
     async def __aenter__(self) -> Self:
         return self

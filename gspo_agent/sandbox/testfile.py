@@ -10,16 +10,19 @@ import dataclasses
 import importlib.util
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from gspo_agent.errors import ConfigError
 from gspo_agent.sandbox.channel import Channel, JobLost
+from gspo_agent.sandbox.inside.tree import Tree, pack
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.pressure import KILLED
 
-_PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
+_FILE = "test_file.py"
+PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 _TESTER = SandboxLimits(result_bytes=64 << 20)
 _MAX_STARVATION = 4  # times the wall limit of one answer that all answers to a test may take, waiting included
 _TESTER_CPU_S, _TESTER_WALL_S = 3.0, 10.0  # beside the limits of a test, for pytest itself
@@ -49,7 +52,7 @@ class TestFileResult:
 def pytest_packages() -> list[str]:
     """The packages of pytest and of what it imports, as they are installed here; ConfigError where it is not."""
     found = []
-    for name in _PACKAGES:
+    for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
             origin = Path(spec.origin).resolve()
@@ -66,9 +69,9 @@ class _Side:
         self.channel, self.name, self.limits = channel, name, limits
         self.cpu_s = self.wall_s = 0.0
 
-    async def open(self, head: dict[str, Any], text: str) -> tuple[str, list[bytes]]:
+    async def open(self, question: bytes) -> tuple[str, list[bytes]]:
         await self.channel.send({"kind": "exchange", "side": self.name, "limits": self.limits.as_dict()})
-        return await self.ask(json.dumps(head).encode() + b"\n" + text.encode("utf-8", "surrogatepass"))
+        return await self.ask(question)
 
     async def ask(self, question: bytes) -> tuple[str, list[bytes]]:
         """A status, and the answer with what was printed to standard output and standard error."""
@@ -82,16 +85,40 @@ class _Side:
         return "time_limit" if past else header["status"], blobs
 
 
-async def converse(
-    tester: Channel, solution: Channel, code: str, tests: str, module: str, limits: SandboxLimits
-) -> TestFileResult:
+@dataclass(frozen=True, slots=True)
+class TestFile:
+    """What is tested, and by what."""
+
+    __test__ = False  # not for pytest to collect
+
+    solution: Tree
+    modules: Sequence[str]
+    """Names, without a dot, that are the solution's when the tests import them."""
+    tests: Tree
+    """The solution never sees them."""
+    path: str
+    """Of the file that is run, in `tests`."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Modules inside of those of the solution that are the tests' all the same, such as "shapes.tests", and the
+    directory in `tests` in which each is found."""
+
+    @classmethod
+    def of(cls, code: str, tests: str, module: str) -> Self:
+        """One file that tests one file."""
+        solution, source = (text.encode("utf-8", "surrogatepass") for text in (code, tests))
+        return cls({f"{module}.py": ("file", solution)}, [module], {_FILE: ("file", source)}, _FILE)
+
+
+async def converse(tester: Channel, solution: Channel, file: TestFile, limits: SandboxLimits) -> TestFileResult:
     """Waits for either side in turn until the tests have reported. JobLost when a job is gone."""
     started = time.monotonic()
     cpu_s, wall_s = limits.cpu_s + _TESTER_CPU_S, limits.wall_s + _TESTER_WALL_S
-    ours = _Side(tester, "tests", dataclasses.replace(_TESTER, cpu_s=cpu_s, wall_s=wall_s))
+    room = {name: getattr(limits, name) for name in ("disk_bytes", "files")}
+    ours = _Side(tester, "tests", dataclasses.replace(_TESTER, cpu_s=cpu_s, wall_s=wall_s, **room))
     theirs = _Side(solution, "solution", limits)
-    ended, _ = await theirs.open({"module": module}, code)
-    status, blobs = await ours.open({"module": module}, tests)
+    ended, _ = await theirs.open(pack(file.solution))
+    wanted = {"modules": list(file.modules), "own": dict(file.own), "file": file.path}
+    status, blobs = await ours.open(json.dumps(wanted).encode() + b"\n" + pack(file.tests))
     item, cpu_s = 0, 0.0
     while status == "ok":
         head, _, message = blobs[0].partition(b"\n")

@@ -147,7 +147,7 @@ async def measure(settings: SandboxSettings, way: Way) -> tuple[float, float]:
     """Seconds on the clock and of CPU for each."""
     async with Sandbox(settings) as sandbox:
         testing = way.work is test_files
-        server = (sandbox.testing_server() if testing else sandbox.server()).pid
+        server = sandbox.server(testing=testing).pid
         await asyncio.sleep(0.1)  # until the probes are reaped, and below the jobs: their CPU then counts
         started, cpu = time.perf_counter(), _cpu(server)
         await way.work(sandbox, way.count)

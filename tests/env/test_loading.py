@@ -196,7 +196,8 @@ def test_importing_the_framework_registers_every_installed_id_and_imports_no_env
         "print(sorted(id for id in gymnasium.registry if id.startswith('gspo_agent/')), 'envs' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=100)
-    ids = ["gspo_agent/Calculator-v0", "gspo_agent/CodeSandbox-v0", "gspo_agent/MathVerifier-v0"]
+    names = ("Calculator", "CodeSandbox", "MathVerifier", "Workspace")
+    ids = [f"gspo_agent/{name}-v0" for name in names]
     assert ran.stdout.strip() == f"{ids} False", ran.stderr
 
 

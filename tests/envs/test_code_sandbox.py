@@ -109,6 +109,27 @@ async def test_programs_on_standard_input() -> None:
     assert (results[3], reward) == ("passed", 1.0)
 
 
+async def test_programs_against_test_files() -> None:
+    file = (
+        "import pytest\nfrom solution import f\n\n"
+        "@pytest.mark.parametrize('x', [0, 3])\ndef test_f(x): assert f(x) == 2 * x\n"
+    )
+    hidden = "from solution import f\ndef test_f(): assert f(77123) == 154246\n"
+    task = {
+        "prompt": "Double or square x.",
+        "kind": "testfile",
+        "public_tests": [{"test_file": file, "count": 2}],
+        "hidden_tests": [{"test_file": hidden, "count": 1}],
+    }
+    results, reward, _, _ = await play(CodeSandbox(), task, write(SQUARE), TEST, write(DOUBLE), TEST, DONE)
+    assert results[1].startswith("failed: wrong answer\n")
+    assert "assert 9 == (2 * 3)" in results[1]
+    assert (results[3], reward) == ("passed", 1.0)
+    results, reward, _, _ = await play(CodeSandbox(), task, write("f = {0: 0, 3: 6}.get"), TEST, DONE)
+    assert (results[1], reward) == ("passed", 0.0)
+    assert "154246" not in str(results)
+
+
 async def test_errors_and_floods_are_shown_cut_and_without_control_characters() -> None:
     results, _, _, _ = await play(CodeSandbox(), TASK, write("def f(x):\n    raise KeyError('no \x1b[31mred')\n"), TEST)
     assert "KeyError" in results[1]

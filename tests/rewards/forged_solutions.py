@@ -262,4 +262,8 @@ FORGED = {
         "def answer(*_): raise FixtureLookupError",
         IS_3,
     ),
+    "gives back another function of the tests": (
+        "kept = []\ndef mark(f): kept.append(f); return kept[0]",
+        "import solution\n@solution.mark\ndef helper(): pass\n@solution.mark\ndef test(): assert 1 == 2",
+    ),
 }

@@ -123,7 +123,7 @@ async def test_answers_without_an_end_are_limited_together(sandbox: Sandbox) -> 
 
 
 async def test_killed_server_costs_a_second_attempt_and_no_verdict(sandbox: Sandbox) -> None:
-    victim = sandbox.testing_server()
+    victim = sandbox.server(testing=True)
     code, tests = (
         "import time\ndef f(): time.sleep(1); return 1",
         "import solution\ndef test(): assert solution.f() == 1",
@@ -132,4 +132,4 @@ async def test_killed_server_costs_a_second_attempt_and_no_verdict(sandbox: Sand
     await asyncio.sleep(0.5)
     os.kill(victim.pid, signal.SIGKILL)
     assert (await judgement).verdict == "pass"
-    assert sandbox.testing_server() is not victim
+    assert sandbox.server(testing=True) is not victim

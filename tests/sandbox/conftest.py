@@ -16,7 +16,7 @@ def sandbox() -> Iterator[Sandbox]:
     shared = Sandbox()
     shared.server()
     yield shared
-    servers = [server for server in (shared._server, shared._testing) if server and server.alive]
+    servers = [server for server in shared.servers() if server.alive]
     below = set().union(*(survivors.descendants(server.pid) for server in servers))
     shared.close_now()
     assert not survivors.alive(below)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gspo_agent.config import Config
 from gspo_agent.errors import ConfigError, SandboxError
-from gspo_agent.sandbox import Sandbox, SandboxSettings, container
+from gspo_agent.sandbox import Image, Sandbox, SandboxLimits, SandboxSettings, TestFile, container
 from gspo_agent.sandbox.probe import NotIsolated
 from tests.sandbox import confinement, survivors
 
@@ -72,6 +74,33 @@ async def test_jobs_of_a_container_run_and_nothing_is_left(docker: SandboxSettin
     below = survivors.descendants(server.pid)
     await own.close()
     assert not survivors.alive(below)
+
+
+@pytest.fixture
+def repository() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        (place / "shapes.py").write_text("def area(): return 3\n")
+        (place / ".git").mkdir()
+        (place / ".git" / "HEAD").write_text("0123abcd\n")
+        yield directory
+
+
+async def test_a_workspace_is_read_and_worked_in_where_the_image_has_it(
+    docker: SandboxSettings, repository: str
+) -> None:
+    async with Sandbox(docker) as own:
+        image, limits = Image(own, "task-image"), SandboxLimits()
+        files, left_out, commit = await image.repository(repository, limits)
+        assert (files, left_out, commit) == ({"shapes.py": ("file", b"def area(): return 3\n")}, [], "0123abcd")
+        assert not image.shell
+        code = "import shapes; open('new', 'w').write(str(shapes.area()))"
+        result = await image.run(files, ["-c", code], limits)
+        assert (result.output, result.changes) == (b"", {"new": ("file", b"3")})
+        hidden = {"test_it.py": ("file", b"import shapes\ndef test(): assert shapes.area() == 3\n")}
+        found = await image.test(TestFile(files, ["shapes"], hidden, "test_it.py"), limits)
+        assert [test["class"] for test in found.report["tests"]] == ["pass"]
 
 
 async def test_test_files_are_judged_in_a_container(docker: SandboxSettings) -> None:

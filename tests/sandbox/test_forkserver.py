@@ -159,7 +159,7 @@ import os, select, socket
 from gspo_agent.sandbox.inside.forkserver import _serve
 
 class Walls:
-    slots, packages, canary = 1, [], None
+    slots, import_paths, shell, canary = 1, [], False, None
     fork = staticmethod(os.fork)
     enclosure = staticmethod(lambda slot: None)
     forget = staticmethod(lambda pid: None)

@@ -84,7 +84,7 @@ async def test_verdict_of_a_killed_job_is_that_of_its_second_try(victim: str, ow
 async def test_verdict_of_a_test_file_whose_side_was_killed_is_that_of_its_second_try(
     victim: int, sandbox: Sandbox
 ) -> None:
-    server = survivors.server_of(sandbox.testing_server())
+    server = survivors.server_of(sandbox.server(testing=True))
     judged = asyncio.create_task(judge(CODE["testfile"], TESTS["testfile"], kind="testfile", sandbox=sandbox))
     _, programs = await jobs_of(server, 2)
     await asyncio.sleep(0.2)

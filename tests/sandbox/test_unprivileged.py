@@ -16,9 +16,9 @@ from tests.sandbox import cases, confinement
 
 ROOT, NOBODY = confinement.ROOT, confinement.NOBODY
 PROGRAM = """
-import asyncio, json, os, sys
+import asyncio, json, os, sys, tempfile
 sys.path[:0] = sys.argv[1:]
-from gspo_agent.sandbox import Sandbox, SandboxLimits
+from gspo_agent.sandbox import Image, Sandbox, SandboxLimits
 from rewards.unit_tests import judge
 from tests.sandbox import cases
 from tests.sandbox.test_session import check
@@ -53,7 +53,12 @@ async def main():
             for number in (signal for signal in range(1, 32) if signal not in (9, 19)):
                 await session.cell(f"try: os.kill(1, {number})\\nexcept OSError: pass")
             output = (await session.cell("6 * 7")).output
-    print(json.dumps([os.getuid(), server.own_uids, wrong, count, results[1].stdout.decode(), output]))
+        with tempfile.TemporaryDirectory() as directory:
+            os.makedirs(f"{directory}/lib/python3/site-packages")
+            command = "cat a; echo 2 > b; mkdir c; echo 3 > c/d; chmod 0 a b c; ls -d /site/*"
+            made = await Image(sandbox, directory).run({"a": ("file", b"1\\n")}, command, SandboxLimits())
+    shown = [made.output.decode(), sorted((path, file and file[1].decode()) for path, file in made.changes.items())]
+    print(json.dumps([os.getuid(), server.own_uids, wrong, count, results[1].stdout.decode(), output, shown]))
 
 asyncio.run(main())
 """
@@ -95,9 +100,10 @@ def test_ordinary_user_gets_the_same_verdicts() -> None:
         _copy_pytest(Path(packages))
         said = _run(interpreter, packages)
     assert said.returncode == 0, said.stderr
-    uid, own_uids, wrong, count, beside, output = json.loads(said.stdout)
+    uid, own_uids, wrong, count, beside, output, workspace = json.loads(said.stdout)
     assert (uid, own_uids) == (NOBODY, False)
     assert wrong == []
     assert count == len(cases.load())
     assert beside == "ok\n"  # a neighbour's fork bomb uses up its own processes only
     assert output == "42\n"  # no signal from inside reaches the supervisor
+    assert workspace == ["1\n/site/0\n", [["b", "2\n"], ["c/d", "3\n"]]]

@@ -27,11 +27,13 @@ from typing import Any
 
 from . import landlock, linux, namespaces
 from .seccomp import Filter
+from .walls import SHELL
 
 _NEEDED = {0: "CHOWN", 1: "DAC_OVERRIDE", 3: "FOWNER", 5: "KILL", 6: "SETGID", 7: "SETUID"}
 _PREFIX = "gspo-sandbox-"
 _STARTING_S = 10.0
 _DEVICES = {"null": landlock.USE, "zero": landlock.USE, "full": landlock.USE, "random": 4, "urandom": 4}
+_OTHER_INTERPRETER = 'name an interpreter that everyone can read, as in [sandbox] python = "/usr/bin/python3"'
 _BLOCK = 512  # what st_blocks counts in
 
 
@@ -39,18 +41,22 @@ class Confined:
     """Jobs in directories of their own below a scratch directory, which goes with the launcher."""
 
     safe = True
+    shell = False
 
-    def __init__(self, packages: list[str], scratch: str) -> None:
-        self.packages = packages
+    def __init__(self, packages: list[str], sites: list[str], scratch: str) -> None:
+        self.packages, self.sites = packages, sites
         self.version = landlock.version() if self.safe else 0
         self.first, self.slots = self._identities()
         self.filter = Filter(alone=True, owner=not self.slots) if self.safe else None
         if self.slots:
-            _check_reachable(self.first + 1)
+            _check_reachable(os.__file__, self.first + 1, _OTHER_INTERPRETER)
+            for site in sites:
+                _check_reachable(site, self.first + 1, "let everyone read the image")
         _sweep(scratch)
         self.base = os.path.join(os.path.realpath(scratch), f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
         self.canary: str | None = f"{self.base}/canary"
-        self.package_path = f"{self.base}/packages"
+        self._package_path = f"{self.base}/packages"
+        self.import_paths = [*sites, self._package_path] if packages else sites
         self.readable: list[tuple[int, int]] = []
 
     def _identities(self) -> tuple[int, int]:
@@ -70,12 +76,13 @@ class Confined:
         os.umask(0o022)
         os.mkdir(self.base, 0o711 if self.slots else 0o700)
         fcntl.flock(os.open(self.base, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_EX)  # told apart from leftovers
-        os.mkdir(self.package_path)
+        os.mkdir(self._package_path)
         for package in self.packages:
-            _copy(package, f"{self.package_path}/{os.path.basename(package)}")
+            _copy(package, f"{self._package_path}/{os.path.basename(package)}")
         if self.safe and self.canary:
             _create(self.canary)
-            rules = [*_readable(), (self.canary, landlock.READ_FILE), (self.package_path, landlock.READ)]
+            rules = [*_readable(), (self.canary, landlock.READ_FILE)]
+            rules += [(path, landlock.READ) for path in (self._package_path, *self.sites)]
             self.readable = [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rules]
         pid = os.fork()
         if pid == 0:
@@ -109,6 +116,7 @@ class Unconfined(Confined):
     """`unsafe`: the same directories, and neither Landlock nor filter nor user id around what runs in them."""
 
     safe = False
+    shell = os.path.exists(SHELL)
 
 
 class Folder:
@@ -218,22 +226,22 @@ def _around(path: str, masked: list[str]) -> Iterator[tuple[str, int]]:
                 yield from _around(entry.path, masked)
 
 
-def _check_reachable(uid: int) -> None:
+def _check_reachable(path: str, uid: int, remedy: str) -> None:
     pid = os.fork()
     if pid == 0:
         try:
             namespaces.take_slot(uid)
-            os.close(os.open(os.__file__, os.O_RDONLY))
+            os.close(os.open(path, os.O_RDONLY))
             os._exit(0)
         finally:
             os._exit(1)
     if os.waitpid(pid, 0)[1]:
-        path = os.path.realpath(os.__file__)
+        path = os.path.realpath(path)
         above = [path[:end] for end, letter in enumerate(path) if letter == "/" and end]
         closed = [folder for folder in above if not os.stat(folder).st_mode & stat.S_IXOTH]
         raise linux.Unfit(
             f"jobs have user ids of their own, which can't read {path} ({closed[0] if closed else path} is private)",
-            'name an interpreter that everyone can read, as in [sandbox] python = "/usr/bin/python3"',
+            remedy,
         )
 
 

@@ -12,9 +12,11 @@ import errno
 import gc
 import json
 import os
+import re
 import select
 import signal
 import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,14 +26,14 @@ from .confined import Confined, Unconfined
 from .namespaces import Namespaces
 from .walls import Walls
 
-_BACKENDS: dict[str, Callable[[list[str], str], Walls]] = {
-    "ns": lambda packages, scratch: Namespaces(packages),
+_BACKENDS: dict[str, Callable[[list[str], list[str], str], Walls]] = {
+    "ns": lambda packages, sites, scratch: Namespaces(packages, sites),
     "landlock": Confined,
     "unsafe": Unconfined,
 }
 
 _ENVIRONMENT = {
-    "PATH": "/usr/bin:/bin",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/box/work",
     "TMPDIR": "/tmp",
     "USER": "user",
@@ -56,7 +58,9 @@ def main() -> None:
         if os.getppid() != wanted["trainer"]:
             os._exit(0)  # it died before we could watch it
     try:
-        walls = _BACKENDS[wanted["backend"]](packages, wanted["scratch"])
+        sites = own_sites() if wanted["sites"] is None else wanted["sites"]
+        _check_version(sites)
+        walls = _BACKENDS[wanted["backend"]](packages, sites, wanted["scratch"])
         server = walls.launch(lambda: _serve(control, walls), lambda error: _report(control, error))
     except OSError as error:
         _report(control, error)
@@ -65,6 +69,23 @@ def main() -> None:
     os.dup2(null, 0)
     control.close()
     _watch(trainer, server, walls)
+
+
+def _check_version(sites: list[str]) -> None:
+    """Packages may hold extension modules, which another version would not load."""
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for site in sites:
+        found = re.search(r"/python(3\.\d+)/[^/]+$", site)
+        if found and found[1] != own:
+            remedy = f'name an interpreter of that version, as in [sandbox] python = "/usr/bin/python{found[1]}"'
+            raise linux.Unfit(f"{site} has packages for Python {found[1]}, and jobs have {own}", remedy)
+
+
+def own_sites() -> list[str]:
+    """Where the packages of this interpreter are, which runs without them."""
+    code = "import sys; print(*[path for path in sys.path if path.endswith('-packages')], sep='\\n', end='')"
+    found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True, text=True)
+    return found.stdout.splitlines()
 
 
 def _serve(control: socket.socket, walls: Walls) -> None:
@@ -116,8 +137,8 @@ class _Server:
 
     def serve(self) -> None:
         warm.import_all()
-        if self.walls.packages:
-            warm.import_packages(self.walls.package_path)
+        if self.walls.import_paths:
+            warm.import_packages(self.walls.import_paths)
         program.prepare()
         rehearsal.rehearse()
         gc.collect()
@@ -125,7 +146,8 @@ class _Server:
         waiting = select.poll()
         waiting.register(self.control, select.POLLIN)
         waiting.register(self.wake, select.POLLIN)
-        hello = {"ready": True, "own_uids": self.walls.slots > 0, "canary": self.walls.canary}
+        walls = self.walls
+        hello = {"ready": True, "own_uids": walls.slots > 0, "canary": walls.canary, "shell": walls.shell}
         self.control.send(json.dumps(hello).encode())
         while True:
             for fd, _ in waiting.poll():

@@ -19,8 +19,9 @@ from typing import Any
 
 from . import linux
 from .seccomp import Filter
+from .walls import SHELL
 
-_PACKAGES = "/packages"
+_SITES, _PACKAGES = "/site", "/packages"
 _NEW_ROOT = "/proc"  # the one directory that exists everywhere and that nothing bound below comes from
 _OUTER = (
     linux.CLONE_NEWNS
@@ -33,6 +34,9 @@ _DIRECTORIES = ("/box/work", "/box/tmp")
 _USER = 1000
 _SETGID, _SETUID, _SYS_ADMIN = 6, 7, 21
 DEVICES = ("null", "zero", "full", "random", "urandom")
+_SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share/git-core", "/etc/alternatives")
+_SYSTEM_ROOTS = ("bin", "lib", "lib64")
+_COMMANDS = "/usr/local/bin"
 _LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
 _MAX_SLOTS = 16384
 _PREFERRED_BASE = 0x70000000  # far above what login.defs, subuid and container runtimes hand out
@@ -59,10 +63,15 @@ class Namespaces:
 
     canary: str | None = None
 
-    def __init__(self, packages: list[str]) -> None:
+    def __init__(self, packages: list[str], sites: list[str]) -> None:
+        """`sites`: directories of an image's packages; with one, jobs have the programs of this machine's system."""
         self.identities = choose_identities()
         self.slots = min(self.identities.count - 1, 4096)
-        self.packages, self.package_path = packages, _PACKAGES
+        self._bound = {path: f"{_PACKAGES}/{os.path.basename(path)}" for path in packages}
+        self._bound |= {path: f"{_SITES}/{number}" for number, path in enumerate(sites)}
+        self.import_paths = [self._bound[path] for path in sites] + [_PACKAGES] * bool(packages)
+        self._system = bool(sites)
+        self.shell = self._system and os.path.exists(SHELL)
         self._filter = Filter()
         self._own_pids = -1
 
@@ -90,7 +99,7 @@ class Namespaces:
         return pid
 
     def _build(self, launcher: socket.socket) -> None:
-        enter_outer(self.packages)
+        enter_outer(self._bound, system=self._system)
         enter_inner()
         launcher.send(b"?")
         if launcher.recv(1) != b"!":
@@ -234,11 +243,16 @@ def map_identities(pid: int, identities: Identities) -> None:
     _write(f"/proc/{pid}/gid_map", identities.map_line)
 
 
-def enter_outer(packages: list[str]) -> None:
-    """Everything but the user namespace, and the new root directory; to be called by pid 1 of the new pid namespace."""
+def enter_outer(added: dict[str, str], *, system: bool = False) -> None:
+    """Everything but the user namespace, and the new root directory; to be called by pid 1 of the new pid namespace.
+
+    Args:
+        added: directories and files of the host, and where they are seen.
+        system: whether the host's own programs are.
+    """
     linux.unshare(_OUTER)
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    _build_root(packages)
+    _build_root(added, system)
     os.chdir(_NEW_ROOT)
     linux.pivot_root(".", ".")  # the old root lies on top of the new one until it is let go
     linux.umount(".")
@@ -273,17 +287,19 @@ def _enter_own_pids() -> None:
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _build_root(packages: list[str]) -> None:
+def _build_root(added: dict[str, str], system: bool) -> None:
     # Everything is collected before /proc is covered.
-    bound, masked = interpreter()
+    bound, masked = interpreter(system=system)
     linux.mount("tmpfs", _NEW_ROOT, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=1m")
     os.umask(0o022)
     for path in bound:
         _bind(path)
     for path in masked:
         linux.mount("tmpfs", _NEW_ROOT + path, "tmpfs", linux.MS_RDONLY, "mode=0755,size=4k")
-    for path in packages:
-        _bind(path, f"{_PACKAGES}/{os.path.basename(path)}")
+    for path, place in added.items():
+        _bind(path, place)
+    if system:
+        _add_commands()
     for name in DEVICES:
         _bind(f"/dev/{name}")
     for name, target in {"stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "fd": "fd"}.items():
@@ -291,7 +307,7 @@ def _build_root(packages: list[str]) -> None:
     os.symlink("/box/tmp", f"{_NEW_ROOT}/dev/shm")
     os.symlink("/box/tmp", f"{_NEW_ROOT}/tmp")
     for name in ("box", "proc", "etc"):
-        os.mkdir(f"{_NEW_ROOT}/{name}")
+        os.makedirs(f"{_NEW_ROOT}/{name}", exist_ok=True)
     _write(f"{_NEW_ROOT}/etc/passwd", "user:x:1000:1000::/box/work:/bin/false\n")
     for loader in _LOADERS:
         if os.path.exists(loader) and not os.path.lexists(_NEW_ROOT + loader):
@@ -300,10 +316,23 @@ def _build_root(packages: list[str]) -> None:
     linux.mount("proc", f"{_NEW_ROOT}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
 
 
-def interpreter() -> tuple[list[str], list[str]]:
+def _add_commands() -> None:
+    """What a shell expects where: `python`, and the directories that today are links into /usr."""
+    os.makedirs(_NEW_ROOT + _COMMANDS, exist_ok=True)
+    for name in ("python", "python3"):
+        if not os.path.lexists(f"{_NEW_ROOT}{_COMMANDS}/{name}"):
+            os.symlink(os.path.realpath(sys.executable), f"{_NEW_ROOT}{_COMMANDS}/{name}")
+    for name in _SYSTEM_ROOTS:
+        if os.path.islink(f"/{name}"):
+            os.symlink(os.readlink(f"/{name}"), f"{_NEW_ROOT}/{name}")
+        elif os.path.isdir(f"/{name}"):
+            _bind(f"/{name}")
+
+
+def interpreter(*, system: bool = False) -> tuple[list[str], list[str]]:
     """Paths of the interpreter, its standard library and the shared libraries; and what is hidden inside them."""
     library = os.path.dirname(os.path.realpath(os.__file__))
-    found = {library, os.path.realpath(sys.executable), "/usr/share/zoneinfo"}
+    found = {library, os.path.realpath(sys.executable), "/usr/share/zoneinfo", *(_SYSTEM if system else ())}
     if sys.base_prefix != "/usr":
         found.add(os.path.realpath(os.path.join(sys.base_prefix, "lib")))
     found.update(os.path.realpath(path) for path in sys.path if os.path.basename(path) == "lib-dynload")

@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from typing import Any
 
 from . import linux
@@ -26,9 +27,9 @@ ANSWERS_FD = 3
 COMPILE_ERROR, OUT_OF_MEMORY = 122, 121
 EXIT_STATUS = {COMPILE_ERROR: "compile_error", OUT_OF_MEMORY: "memory_limit"}
 MAIN_FILE = "main.py"
-_RECURSION = 1000 + 20  # the frames of the harness below the first one of the code
+_RECURSION = 1000 + 22  # the frames of the harness below the first one of the code
 _MAX_FRAMES = 12  # of a traceback, the innermost ones
-_HARNESS = os.path.dirname(__file__)
+_NOT_ITS_OWN = (os.path.dirname(__file__), "<frozen ")
 
 
 def prepare() -> None:
@@ -123,12 +124,21 @@ def execute(code: bytes) -> int | None:
     module = fresh_main()
     module.__file__ = MAIN_FILE
     try:
-        try:
-            compiled = compile(code, MAIN_FILE, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-            show(error, code, MAIN_FILE)
-            return None
-        exec(compiled, module.__dict__)
+        compiled = compile(code, MAIN_FILE, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        show(error, code, MAIN_FILE)
+        return None
+    return _outcome(lambda: exec(compiled, module.__dict__), code)
+
+
+def complete(body: Callable[[], object]) -> int:
+    """A program that is no main.py, to the end of its exit handlers; the exit code."""
+    return _finish(_outcome(body))
+
+
+def _outcome(body: Callable[[], object], code: bytes = b"") -> int:
+    try:
+        body()
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:
@@ -171,12 +181,13 @@ def remember(code: bytes, filename: str) -> None:
     linecache.cache[filename] = (len(code), None, lines, filename)
 
 
-def describe(error: BaseException, code: bytes, filename: str) -> str:
-    remember(code, filename)
+def describe(error: BaseException, code: bytes = b"", filename: str = "") -> str:
+    if code:
+        remember(code, filename)
     report = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = report
     while part:
-        part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_HARNESS)][-_MAX_FRAMES:]
+        part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_NOT_ITS_OWN)][-_MAX_FRAMES:]
         for frame in part.stack:
             frame.colno = None  # no lines of carets: they cost a model tokens and say little
         part = part.__cause__ or part.__context__

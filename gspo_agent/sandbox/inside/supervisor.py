@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import calls, frames, program, repl
+from . import calls, command, frames, program, repl, tree
 from .dialogue import Dialogue
 from .streams import Streams
 from .walls import Enclosure
@@ -35,7 +35,14 @@ def supervise(channel: socket.socket, enclosure: Enclosure) -> None:
         request, blobs = frames.receive(channel)
         job = _Job(channel, enclosure, request["limits"])
         enclosure.build(job.limits)
-        serve = {"run": job.run, "call": job.call, "session": job.session, "exchange": job.exchange}[request["kind"]]
+        serve = {
+            "run": job.run,
+            "call": job.call,
+            "session": job.session,
+            "exchange": job.exchange,
+            "command": job.command,
+            "tree": job.tree,
+        }[request["kind"]]
         serve(request, blobs)
     except (HungUp, EOFError, BrokenPipeError, ConnectionResetError):
         pass
@@ -138,3 +145,13 @@ class _Job:
         from .exchange import serve_exchange  # loaded by the fork servers that have what tests need
 
         serve_exchange(self, request["side"])
+
+    def command(self, request: dict[str, Any], blobs: list[bytes]) -> None:
+        """blobs: a workspace's files, and what to run in it."""
+        command.serve_command(self, request, blobs)
+
+    def tree(self, request: dict[str, Any], blobs: list[bytes]) -> None:
+        """blobs: nothing; one frame is sent, the files below a directory of the image that the server runs in."""
+        found, left_out = tree.read(request["directory"], self.limits["disk_bytes"], self.limits["files"])
+        header = {"status": "ok", "left_out": left_out, "commit": tree.commit(request["directory"])}
+        self.channel.sendall(frames.pack(header, tree.pack(found)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+SHELL = "/bin/bash"
+
 
 class Enclosure(Protocol):
     """One job's place. The supervisor builds and closes it; a program enters it and never leaves."""
@@ -49,11 +51,10 @@ class Walls(Protocol):
 
     slots: int
     """Jobs that can have a user id of their own; 0: they all have the one id there is."""
-    packages: list[str]
-    """Directories and modules that jobs may import beside the standard library, as they were given."""
-    package_path: str
-    """The directory in which jobs find them."""
-
+    import_paths: list[str]
+    """Directories in which jobs find modules beside the standard library."""
+    shell: bool
+    """Whether jobs can run one."""
     canary: str | None
     """A file that programs may read and must not change, where they see files of the host at all."""
 

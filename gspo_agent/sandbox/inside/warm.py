@@ -20,7 +20,7 @@ def import_all() -> None:
         __import__(name)
 
 
-def import_packages(directory: str) -> None:
-    """Those that a fork server for test files has beside the standard library."""
-    sys.path.append(directory)
+def import_packages(directories: list[str]) -> None:
+    """Of those that a fork server has beside the standard library, what runs tests."""
+    sys.path += directories
     import pytest as pytest

@@ -53,6 +53,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "equal": operator.eq,
     "plain": _plain,
     "names": _names,
+    "is package": lambda module: hasattr(module, "__path__"),
     "repr": repr,
     "str": str,
     "dir": dir,

@@ -196,7 +196,8 @@ class RemoteModule(types.ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
-        else:
+        # What an import leaves in a package was left there, too, or is not for the other side.
+        elif not (isinstance(value, types.ModuleType) and value.__name__ == f"{self.__name__}.{name}"):
             vars(self)["__remote__"][0].ask("set", self, name, value)
 
     def __delattr__(self, name: str) -> None:

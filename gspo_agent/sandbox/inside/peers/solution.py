@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import importlib
 import io
-import json
+import os
 import sys
-import types
 from typing import Any
 
-from .. import program
+from .. import command, program, tree
 from ..dialogue import Questions
 from .peer import Lost, Peer
 
 
 def host_solution(questions: Questions) -> None:
-    """The first question is the module's name and the code; its answer is empty. Then the tests ask."""
+    """The first question is the files of the solution; its answer is empty. Then the tests ask."""
     opening = questions.next()
     if opening is None:
         return
-    head, _, code = opening.partition(b"\n")
+    files = tree.unpack(opening)
+    tree.write(files, ".")
     questions.answer(b"")
     with contextlib.suppress(Lost):
-        _Host(questions, json.loads(head)["module"], code).serve()
+        _Host(questions, files).serve()
 
 
 class _Stdin(io.TextIOBase):
@@ -40,15 +41,16 @@ class _Stdin(io.TextIOBase):
 
 
 class _Host(Peer):
-    def __init__(self, questions: Questions, name: str, code: bytes) -> None:
+    def __init__(self, questions: Questions, files: tree.Changes) -> None:
         super().__init__(self._answer, self._question)
-        self.questions, self.name, self.code = questions, name, code
-        self.file = f"{name}.py"
+        self.questions = questions
+        self.top = {path.removeprefix("src/").partition("/")[0].removesuffix(".py") for path in files}
+        self.here = os.getcwd()
+        self.loaded: set[str] = set()
         program.fresh_main()
+        command.find_sources()
         builtins.input = lambda prompt="": self.ask("input", str(prompt))
         sys.stdin = _Stdin(self)
-        with open(self.file, "wb") as file:
-            file.write(code)
 
     def _answer(self, message: bytes) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -63,19 +65,25 @@ class _Host(Peer):
         return question
 
     def perform(self, operation: str, *arguments: Any) -> Any:
-        return self.load() if operation == "load" else super().perform(operation, *arguments)
+        return self.load(*arguments) if operation == "load" else super().perform(operation, *arguments)
 
-    def load(self) -> types.ModuleType:
-        """Runs the module, also when it is imported for a second time."""
-        module = types.ModuleType(self.name)
-        module.__file__ = self.file
-        sys.modules[self.name] = module
-        compiled = compile(self.code, self.file, "exec", dont_inherit=True)
-        exec(compiled, module.__dict__)
-        return sys.modules[self.name]
+    def load(self, name: str) -> Any:
+        """Runs the module, also when it is imported for a second time, and also where another one has its name; None
+        where there is no such module."""
+        known = getattr(sys.modules.get(name), "__file__", None)
+        if name in self.loaded or (name in self.top and not str(known).startswith(self.here)):
+            sys.modules.pop(name, None)
+        self.loaded.add(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            return None
+        return sys.modules[name]
 
     def trace(self, error: BaseException) -> str:
         try:
-            return program.describe(error, self.code, self.file)[-4000:]
+            return program.describe(error).replace(f'"{self.here}/', '"')[-4000:]
         except Exception:
             return ""

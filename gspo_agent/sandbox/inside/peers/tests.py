@@ -1,7 +1,7 @@
-"""The side of the tests: pytest runs a test file whose `import solution` finds proxies of another program's objects.
+"""The side of the tests: pytest runs a file whose imports of the solution find proxies of another program's objects.
 
 This side is trusted, and what it holds of its own is out of the solution's reach: the solution may call functions that
-it was given, and look at public attributes of objects whose classes the test file defines, and that is all.
+it was given, and look at public attributes of objects whose classes the tests' files define, and that is all.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .. import tree
 from ..dialogue import Questions
 from .classes import ARITHMETIC, NUMBERS, ORDER, SPECIALS
 from .peer import Lost, Peer
 from .proxies import RemoteModule, RemoteType, Unsupported, is_remote
 
-_MODULE, _FILE = "test_file", "test_file.py"
 _RECURSION = 3000  # pytest's own frames are below those of a test
 _OPTIONS = (
-    "-q", "-c", "/dev/null", "--rootdir=.", "--confcutdir=.", "--noconftest", "--tb=short",
+    "-q", "-c", "/dev/null", "--rootdir=.", "--confcutdir=.", "--tb=short",
     "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:junitxml", "-p", "no:pastebin", "-p", "no:stepwise",
     "-p", "no:legacypath", "-p", "no:doctest",
 )  # fmt: skip
@@ -36,7 +36,8 @@ _TEXT = 4000
 
 
 def run_tests(questions: Questions) -> None:
-    """The first question is the module's name and the test file; the last answer says what came of each test."""
+    """The first question is which modules are the solution's, which file is run, and all files of the tests; the last
+    answer says what came of each test."""
     opening = questions.next()
     if opening is None:
         return
@@ -44,24 +45,26 @@ def run_tests(questions: Questions) -> None:
 
     pytest.hookimpl(wrapper=True, tryfirst=True)(_Record.pytest_runtest_makereport)
     pytest.hookimpl(tryfirst=True)(_Record.pytest_pyfunc_call)
-    head, _, source = opening.partition(b"\n")
-    peer = _Tester(questions, json.loads(head)["module"], source.decode("utf-8", "replace"))
+    head, _, packed = opening.partition(b"\n")
+    wanted, files = json.loads(head), tree.changed({}, tree.unpack(packed))
+    tree.write(files, ".")
+    sources = [files[path][1] for path in files if path == wanted["file"] or path.endswith("conftest.py")]
+    peer = _Tester(questions, wanted["modules"], b"\n".join(sources).decode("utf-8", "replace"))
     record = _Record(peer)
-    with open(_FILE, "wb") as file:
-        file.write(source)
     sys.setrecursionlimit(_RECURSION)
-    sys.meta_path.insert(0, _Finder(peer))
+    sys.meta_path.insert(0, _Finder(peer, wanted["own"]))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    pytest.main([*_OPTIONS, _FILE], plugins=[record])
+    pytest.main([*_OPTIONS, wanted["file"]], plugins=[record])
     questions.answer(json.dumps({"report": record.report()}).encode() + b"\n")
 
 
 class _Tester(Peer):
     strict = True
 
-    def __init__(self, questions: Questions, module: str, source: str) -> None:
+    def __init__(self, questions: Questions, modules: list[str], source: str) -> None:
         super().__init__(self._to_solution, self._from_solution)
-        self.questions, self.module = questions, module
+        self.questions, self.modules = questions, frozenset(modules)
+        self.here = os.getcwd()
         self.words = set(re.findall(r"\w+", source))
         self.bound = _bound(source)
         self.derived: set[int] = set()
@@ -134,21 +137,24 @@ class _Tester(Peer):
         wanted = [name for name in names if name in self.words - self.bound]
         for name in wanted:
             if hasattr(builtins, name):
-                raise ImportError(f"the solution defines {name!r}, which is built in", name=self.module)
+                raise ImportError(f"the solution defines {name!r}, which is built in", name=min(self.modules))
         return wanted
 
     def unsupported(self, what: str) -> None:
         raise Unsupported(f"from outside of the solution, tests cannot {what}")
 
-    def load(self) -> Any:
-        """The solution's module; ImportError where it does not load."""
+    def load(self, name: str) -> Any:
+        """A module of the solution; ImportError where there is none of this name, or where it does not load."""
         try:
-            return self.ask("load")
+            module = self.ask("load", name)
         except Lost:
             raise
         except BaseException as error:
             self.failed_load = error
             raise ImportError(f"the solution does not load: {type(error).__name__}: {error}") from error
+        if not is_remote(module):
+            raise ModuleNotFoundError(f"the solution has no module {name!r}", name=name)
+        return module
 
     def perform(self, operation: str, *arguments: Any) -> Any:
         if operation == "input":
@@ -166,13 +172,13 @@ class _Tester(Peer):
     def _may(self, operation: str, target: Any, name: Any = "", *rest: Any) -> bool:
         match operation:
             case "call":  # not `operator.attrgetter`, whose instance was given as a key
-                return callable(target) and (not isinstance(target, type) or target.__module__ == _MODULE)
+                return callable(target) and (not isinstance(target, type) or self._is_own(target))
             case "equal" | "await":
                 return True
             case "get" | "method":
                 return self._is_public(target, name)
             case "set" | "delete":
-                return type(target).__module__ == _MODULE and self._is_public(target, name)
+                return self._is_own(type(target)) and self._is_public(target, name)
             case "special" if name in _ITERATION and isinstance(target, Iterator):
                 return True
             case "special":
@@ -194,12 +200,26 @@ class _Tester(Peer):
         unittest = sys.modules.get("unittest")
         if kind.__name__.startswith("Test") or (unittest and issubclass(kind, unittest.TestCase)):
             return False
-        return kind.__module__ == _MODULE or kind in (io.StringIO, io.BytesIO)
+        return self._is_own(kind) or kind in (io.StringIO, io.BytesIO)
+
+    def _is_own(self, kind: type) -> bool:
+        """Whether a file of the tests defines the class."""
+        file = vars(sys.modules.get(kind.__module__, object)).get("__file__")
+        return isinstance(file, str) and file.startswith(f"{self.here}/") and not is_remote(kind)
 
     def _pack(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType | types.FrameType | types.TracebackType) and not is_remote(value):
             self.unsupported(f"pass a {type(value).__name__} to the solution")
         return super()._pack(value)
+
+
+def _is_test(item: Any) -> bool:
+    """Whether a collected test is the function that the file has under its name: a decorator may be the solution's, and
+    give back another one."""
+    function = getattr(item.obj, "__func__", item.obj)
+    if is_remote(item.obj) or is_remote(getattr(item, "cls", None)) or type(function) is not types.FunctionType:
+        return False
+    return bool(inspect.unwrap(function).__name__ == getattr(item, "originalname", item.name))
 
 
 def _is_mock(value: Any) -> bool:
@@ -223,19 +243,28 @@ def _bound(source: str) -> set[str]:
 
 
 class _Finder:
-    """Finds the solution's module, before anything on the path could."""
+    """Finds the solution's modules, before anything on the path could, but for those in it that are the tests' own."""
 
-    def __init__(self, peer: _Tester) -> None:
-        self.peer = peer
+    def __init__(self, peer: _Tester, own: dict[str, str]) -> None:
+        self.peer, self.own = peer, own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        return importlib.machinery.ModuleSpec(name, self) if name == self.peer.module else None  # type: ignore[arg-type]
+        if name.partition(".")[0] not in self.peer.modules:
+            return None
+        if name in self.own:
+            return importlib.machinery.PathFinder.find_spec(name, [f"{self.peer.here}/{self.own[name]}"])
+        if any(name.startswith(f"{package}.") for package in self.own):
+            return None  # it lies in a package that was found so, whose path leads on
+        return importlib.machinery.ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> RemoteModule:
         return RemoteModule(spec.name)
 
     def exec_module(self, module: Any) -> None:
-        vars(module)["__remote__"] = self.peer.load().__remote__
+        found = self.peer.load(module.__name__)
+        vars(module)["__remote__"] = found.__remote__
+        if self.peer.ask("is package", found):
+            module.__path__ = []
 
 
 class _Record:
@@ -253,8 +282,16 @@ class _Record:
         self.broken: BaseException | None = None
         """What the test file itself raised."""
 
+    def pytest_plugin_registered(self, plugin: object) -> None:
+        if is_remote(plugin):
+            self.refused = f"a module of the solution cannot be a plugin of pytest: {vars(plugin)['__name__']}"
+
     def pytest_collection_finish(self, session: Any) -> None:
         self.items = [item.nodeid for item in session.items]
+        for item in session.items:
+            if not _is_test(item):
+                text = "it is no function of the test file, but what the solution has made of one"
+                self.failures[item.nodeid] = {"class": "runtime_error", "error": "", "text": text}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.peer.item += 1
@@ -316,8 +353,9 @@ class _Record:
         }
         return {
             "tests": [
-                {"class": "pass"} if self.passed.get(name) == everything and name not in self.failures
-                else self.failures.get(name) or {"class": self.peer.lost or "wrong_answer", "error": "", "text": ""}
+                {"id": name, "class": "pass"} if self.passed.get(name) == everything and name not in self.failures
+                else {"class": self.peer.lost or "wrong_answer", "error": "", "text": ""}
+                | self.failures.get(name, {}) | {"id": name}
                 for name in self.items
             ],
             "seconds": [self.seconds.get(name, 0.0) for name in self.items],
@@ -325,12 +363,12 @@ class _Record:
             "refused": self.refused,
             "load": load,
             "broken": self.broken and f"{type(self.broken).__name__}: {self.broken}"[:_TEXT],
-            "blamed": self.broken is not None and _is_of_solution(self.broken, self.peer.module),
+            "blamed": self.broken is not None and _is_of_solution(self.broken, self.peer.modules),
         }  # fmt: skip
 
 
-def _is_of_solution(error: BaseException, module: str) -> bool:
+def _is_of_solution(error: BaseException, modules: frozenset[str]) -> bool:
     """Whether what a test file raises when it is imported comes from the solution, or is a name that it lacks."""
     if "__remote_trace__" in vars(error):
         return True
-    return isinstance(error, ImportError) and error.name == module
+    return isinstance(error, ImportError) and (error.name or "").partition(".")[0] in modules

@@ -1,0 +1,5 @@
+"""Lengths of time as people write them."""
+
+from durations.text import parse, show
+
+__all__ = ["parse", "show"]

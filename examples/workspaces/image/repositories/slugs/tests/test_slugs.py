@@ -1,0 +1,9 @@
+from slugs import slug
+
+
+def test_words():
+    assert slug("Hello World") == "hello-world"
+
+
+def test_accents():
+    assert slug("Crème brûlée") == "creme-brulee"
