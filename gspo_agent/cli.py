@@ -267,23 +267,30 @@ def verify(
         Path | None,
         typer.Option(
             help="Rows of `text` or `text_parts`, `gold`, maybe `id` and `answer_type`, `choices`, `multi`, `rel_tol`, "
-            "`decimals`. Or JSON with a list of `cases`.",
+            "`decimals`, `second_opinion`. Or JSON with a list of `cases`. `-` reads rows from standard input.",
         ),
     ] = None,
     anchors: Annotated[bool, typer.Option(help="Whether 'The answer is ...' counts where there is no box.")] = True,
+    second_opinion: Annotated[
+        bool, typer.Option("--second-opinion", help="Ask math-verify about what sympy leaves undecided too.")
+    ] = False,
 ) -> None:
     """Verify mathematical answers: what was extracted, whether it is the gold answer, and why.
 
     One JSON object for each on standard output: `id`, `correct`, `reason`, `extracted`, `path`, `ms`. The count of each
-    reason comes last, on standard error. Exit status 1 when a row or a gold answer could not be used.
+    reason comes last, on standard error. Exit status 1 when a row or a gold answer could not be used, or no verdict
+    reached.
     """
     from gspo_agent.entry_points import load_judge
 
     if jsonl is None and not gold:
         raise ConfigError("nothing to verify: give --jsonl FILE, or --text and --gold")
+    if jsonl is not None and (gold or text):
+        raise ConfigError("give either --jsonl or --text and --gold; the rows of a file have their own")
     verify_file = load_judge("math")
     goodbye = Interruption(goodbye="stopped; what was verified is printed")
-    raise typer.Exit(bool(_run(verify_file(jsonl, text=text, gold=gold, anchors=anchors), goodbye)))
+    work = verify_file(jsonl, text=text, gold=gold, anchors=anchors, second_opinion=second_opinion)
+    raise typer.Exit(bool(_run(work, goodbye)))
 
 
 @app.command()

@@ -59,6 +59,9 @@ class EnvConfig(Section):
     """Keyword arguments of the environment's constructor."""
     tasks: dict[str, str] = {}
     """Split -> JSONL file or source (see `gspo_agent.tasks`). Without it the environment's own `tasks(split)`."""
+    bad_tasks: Literal["refuse", "drop"] = "refuse"
+    """What happens to a task file with rows that cannot be used. "refuse": the run stops before it begins. "drop": they
+    are left out. Either way they are listed with their lines."""
     rewards: dict[str, float] | None = None
     """Component of the score -> weight; components that are not named are only shown. None: all count, weight 1."""
     limits: Limits = Limits()

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gspo_agent.errors import ConfigError, TaskError
 from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings
-from gspo_agent.tasks.rows import BadRow, read_path, text_field
+from gspo_agent.tasks.rows import BadRow, json_lines, read_path, text_field
 from rewards.unit_tests import Verdict, judge
 
 _MARK = "GEN:"  # of texts that are written as a Python expression
@@ -80,8 +80,9 @@ async def judge_file(path: Path, backend: str = "auto") -> int:
 
 
 def case_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row); a JSON object with `cases` is the list of these."""
-    for place, row in read_path(path):
+    """(place, row); a JSON object with `cases` is the list of these. The path "-" is the lines of standard input."""
+    rows = json_lines("standard input", sys.stdin.buffer) if str(path) == "-" else read_path(path)
+    for place, row in rows:
         if isinstance(row, Mapping) and isinstance(row.get("cases"), list):
             yield from ((f"{place}[{number}]", case) for number, case in enumerate(row["cases"]))
         else:

@@ -242,6 +242,13 @@ class Env(gymnasium.Env[Observation, Message]):
         return None
 
     @classmethod
+    def check_task(cls, task: dict[str, Any], **options: Any) -> Any:
+        """Raises ValueError with what is wrong with a task; asked for every row of a task file before a run begins.
+
+        Optional. `options`: those of the constructor that it has parameters for.
+        """
+
+    @classmethod
     def demonstration(
         cls, rng: random.Random, progress: float, **options: Any
     ) -> tuple[list[Message], list[dict[str, Any]]]:

@@ -119,6 +119,13 @@ class EnvFactory:
         with boundary(EnvError, f"{self.config.id}: tasks({split!r})"):
             return self._ours.tasks(split, **accepted(self._ours.tasks, self.config.options))
 
+    def task_check(self) -> Callable[[dict[str, Any]], Any] | None:
+        """The environment's own `check_task` with its options; None where it has none."""
+        if self._ours is None or self._ours.check_task.__func__ is vars(Env)["check_task"].__func__:  # type: ignore[attr-defined]
+            return None
+        hook = self._ours.check_task
+        return functools.partial(hook, **accepted(hook, self.config.options))
+
     def demonstration(self, rng: random.Random, progress: float) -> tuple[list[Message], list[dict[str, Any]]]:
         """One conversation for a cold start. Raises ConfigError where the environment gives none."""
         give = None if self._ours is None else self._ours.demonstration

@@ -6,7 +6,8 @@ from typing import Any
 
 from gymnasium.spaces import Space
 
-from gspo_agent.messages import Message
+from gspo_agent.errors import EnvError
+from gspo_agent.messages import Message, user
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
@@ -17,6 +18,14 @@ def is_message(value: Any, *roles: str) -> bool:
         and value.get("role") in (roles or ("system", "user", "assistant", "tool"))
         and isinstance(value.get("content", ""), str)
     )
+
+
+def as_messages(said: Any, hook: str) -> list[Message]:
+    """What an author's hook says, as one user message's text or as a list of messages. Raises EnvError."""
+    messages = [user(said)] if isinstance(said, str) else list(said) if isinstance(said, list) else []
+    if not messages or not all(is_message(message) for message in messages):
+        raise EnvError(f"{hook} returned {said!r:.80}; return text or a list of messages")
+    return messages
 
 
 class MessageList(Space[list[Message]]):

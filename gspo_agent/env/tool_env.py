@@ -19,19 +19,19 @@ from gspo_agent.env.options import check_names
 from gspo_agent.env.redaction import redact_message
 from gspo_agent.env.scoring import verdict_within, weigh
 from gspo_agent.env.shared import Shared, shared_of
-from gspo_agent.env.spaces import is_message
+from gspo_agent.env.spaces import as_messages
 from gspo_agent.env.state import NotEncodable, decode, decode_generator, encode
 from gspo_agent.env.threads import DeadlinePassed, Lane
 from gspo_agent.errors import EnvError, ToolError, boundary
-from gspo_agent.messages import Message, user
+from gspo_agent.messages import Message
 from gspo_agent.tools import Tool
 
 
 class ToolEnv(Env):
     """A new environment is `prompt`, `score` and methods with `@tool`; every hook may be sync or async.
 
-    An assistant message without a tool call ends the episode, and its content is the answer. A call of a tool with
-    `final=True` that succeeds ends it too.
+    An assistant message without a tool call ends the episode, unless `reply` has something to say to it, and its
+    content is the answer. A call of a tool with `final=True` that succeeds ends it too.
 
     The state is every attribute set at or after reset, and `np_random`. What `__init__` sets counts as the same in
     every instance: binding it anew is kept, changing it in place is not. An author's own `get_state` and `set_state`
@@ -66,6 +66,9 @@ class ToolEnv(Env):
     def tools(self) -> Any:
         """The tools of this task, asked for after `setup`. All that are declared, unless overridden."""
         return list(self._declared.values())
+
+    def reply(self, task: dict[str, Any], answer: str) -> Any:
+        """What is said to a message without a tool call, as by `prompt`; None ends the episode. Repeatable."""
 
     def score(self, task: dict[str, Any], answer: str) -> Any:
         """A number, or named components. Repeatable: after a crash it may run again. Raises Unscored without a verdict.
@@ -133,7 +136,7 @@ class ToolEnv(Env):
             episode.task = copy.deepcopy(task)
         episode.open, self.metrics = True, {}
         await self._hook("setup", task)
-        messages = self._conversation(await self._hook("prompt", task))
+        messages = as_messages(await self._hook("prompt", task), f"{type(self).__name__}.prompt")
         self._use(await self._hook("tools"))
         episode.ready = True
         return messages, {}
@@ -150,6 +153,10 @@ class ToolEnv(Env):
             rest = self.seals_state and self._steps
             prepared = [prepare(self, tools, id, call, at_rest=rest) for id, call in zip(ids, calls, strict=True)]
             messages, final = await answer(self, prepared)
+        elif type(self).reply is not ToolEnv.reply:
+            said = await self._hook("reply", copy.deepcopy(episode.task), action.get("content") or "")
+            final = said is None
+            messages = [] if final else as_messages(said, f"{type(self).__name__}.reply")
         # Only now: a step that is run again after a crash must give its calls the same ids.
         episode.turn += 1
         if not final:
@@ -372,12 +379,6 @@ class ToolEnv(Env):
         async with self.turn_at("score"), verdict_within(self.score_seconds, f"{name}.score"):
             score = await self._hook("score", task, text)
         return weigh(score, self.reward_weights, name)
-
-    def _conversation(self, prompt: Any) -> list[Message]:
-        messages = [user(prompt)] if isinstance(prompt, str) else list(prompt) if isinstance(prompt, list) else []
-        if not messages or not all(is_message(message) for message in messages):
-            raise EnvError(f"{type(self).__name__}.prompt returned {prompt!r:.80}; return text or a list of messages")
-        return messages
 
     def _use(self, tools: Iterable[Any]) -> None:
         """Takes Tools, `self.name` of a declared tool, or plain functions."""

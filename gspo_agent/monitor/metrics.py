@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from gspo_agent.rollout.status import COUNT
 from gspo_agent.trajectory import Status, Trajectory, version_step
 
 
@@ -28,7 +29,8 @@ def tool_use(trajectory: Trajectory) -> tuple[int, int, int]:
 def summarise(trajectories: Sequence[Trajectory], pass_threshold: float) -> dict[str, float]:
     """Means over scored episodes: reward, pass rate, tool use, retries after an error, lengths, truncations.
 
-    A rate whose denominator is empty is left out rather than shown as 0.
+    A rate whose denominator is empty is left out rather than shown as 0. What environments count ("count/...") is added
+    up.
     """
     scored = [t for t in trajectories if t.status in (Status.TERMINATED, Status.TRUNCATED)]
     if not scored:
@@ -47,7 +49,7 @@ def summarise(trajectories: Sequence[Trajectory], pass_threshold: float) -> dict
     }
     if chances:
         summary["retry_after_error"] = sum(use[2] for use in uses) / chances
-    return summary | {f"env/{name}": value for name, value in _means(t.metrics for t in scored).items()}
+    return summary | _totals(t.metrics for t in scored) | _means(t.metrics for t in scored)
 
 
 def staleness(trajectories: Iterable[Trajectory], step: int) -> dict[str, float]:
@@ -88,5 +90,13 @@ def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: defaultdict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.items():
-            values[name].append(float(value))
+            if not name.startswith(COUNT):
+                values[f"env/{name}"].append(float(value))
     return {name: float(np.mean(several)) for name, several in values.items()}
+
+
+def _totals(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    totals: Counter[str] = Counter()
+    for record in records:
+        totals.update({name: float(value) for name, value in record.items() if name.startswith(COUNT)})
+    return dict(totals)

@@ -80,6 +80,7 @@ class Report:
             "episodes": {} if status is None else status.slots,
             "retries": {} if status is None else status.retries,
             "failures": {} if status is None else status.failures,
+            "counted": {} if status is None else status.counted,
             "given_up": [] if status is None else [group._asdict() for group in status.given_up],
             "metrics": {} if status is None or status.last is None else status.last.metrics,
             "in_flight": [episode._asdict() for episode in self.in_flight],

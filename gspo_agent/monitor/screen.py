@@ -16,6 +16,7 @@ from rich.text import Text
 from gspo_agent.config import Config
 from gspo_agent.monitor.curve import Point, band_title, sparkline
 from gspo_agent.rollout.stages import Phase
+from gspo_agent.rollout.status import COUNT, counts
 
 _SECONDS_BETWEEN_CURVES = 10.0
 _SECONDS_OF_SILENCE = 60.0
@@ -130,6 +131,8 @@ class Screen:
             if name in metrics:
                 parts.append(f"{label} {metrics[name]:.2f}")
         parts += [f"{name[4:]} {value:.2f}" for name, value in metrics.items() if name.startswith("env/")]
+        counted = {name.removeprefix(COUNT): round(n) for name, n in metrics.items() if name.startswith(COUNT)}
+        parts += [counts(counted)] * bool(counted)
         parts.append(f"({metrics.get('episodes', 0):.0f} episodes)")
         if failures:
             parts.append(f"{len(failures)} failed and are in no rate, the first with {failures[0]}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,8 @@ from gspo_agent.rollout.owner import Owner
 
 T = TypeVar("T")
 _SHOWN = 5
+COUNT = "count/"
+"""Metrics of environments that begin with it are added up: "count/verdict/equal:num" counts verdicts by reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class RunStatus:
     """"last step" and "ready" -> lag in steps -> sampled tokens. A token of the weights that a step starts from has
     lag 1; ready groups count as if the next step took them."""
     in_flight: tuple[InFlight, ...]
+    counted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What environments count -> name -> number, over all committed steps, the most frequent first."""
 
     @property
     def life(self) -> int:
@@ -106,6 +110,7 @@ class RunStatus:
         if self.retries:
             more = ", ".join(f"{number} in attempt {attempt + 1}" for attempt, number in self.retries.items())
             lines[-1] += f"; tried again: {more}"
+        lines += [f"{what}: {counts(names)}" for what, names in self.counted.items()]
         lines += [f"failed {number} times: {cause}" for cause, number in self.failures.items()]
         lines += [
             f"given up: group {group.id} (task {group.cursor} of [[env]] {group.source}), {group.cause}"
@@ -180,7 +185,8 @@ def last_step(connection: sqlite3.Connection) -> StepRecord | None:
 
 
 def run_status(connection: sqlite3.Connection, path: Path, *, in_flight: bool = True) -> RunStatus:
-    """`in_flight`: whether to read what each unfinished episode waits for; it takes a few queries for each."""
+    """`in_flight`: whether to read what each unfinished episode waits for, and the metrics of all steps; that takes a
+    few queries for each."""
     owner = _owner(connection)
     step = _one(connection, "SELECT coalesce(max(step), 0) FROM steps")
     return RunStatus(
@@ -195,7 +201,18 @@ def run_status(connection: sqlite3.Connection, path: Path, *, in_flight: bool = 
         given_up=tuple(_given_up(connection)),
         staleness=_staleness(connection, step),
         in_flight=tuple(_in_flight(connection, time.time())) if in_flight else (),
+        counted=_counted(connection) if in_flight else {},
     )
+
+
+def _counted(connection: sqlite3.Connection) -> dict[str, dict[str, int]]:
+    counted: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (metrics,) in connection.execute("SELECT metrics FROM steps"):
+        for name, number in orjson.loads(metrics).items():
+            if name.startswith(COUNT):
+                what, _, of = name.removeprefix(COUNT).rpartition("/")
+                counted[what or "counted"][of] += round(number)
+    return {what: dict(names.most_common()) for what, names in sorted(counted.items())}
 
 
 def _owner(connection: sqlite3.Connection) -> Owner:

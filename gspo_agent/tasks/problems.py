@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from gspo_agent.tasks.rows import BadRow, text_field
+from gspo_agent.tasks.rows import BadRow, json_field, text_field
 
 _BOXES = ("\\boxed", "\\fbox")
+_DAPO_ASKS = re.compile(
+    r"\ASolve the following math problem step by step\. The last line of your response should be of the form Answer: "
+    r"\$Answer.*?the answer to the problem\.\s*"
+    r"|\s*Remember to put your answer on its own line after \"Answer:\"\.\s*\Z",
+    re.DOTALL,
+)
 
 
 def gsm8k(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +50,28 @@ def aime(row: Mapping[str, Any]) -> dict[str, Any]:
     if not (number.isascii() and number.isdigit() and int(number) <= 999):
         raise BadRow("answer", f"is {answer!r}, not an integer from 0 to 999")
     return _with_id(fields, {"problem": text_field(fields, "problem", "question").strip(), "gold": str(int(number))})
+
+
+def dapo(row: Mapping[str, Any]) -> dict[str, Any]:
+    """prompt (messages, or their text), reward_model.ground_truth or solution (the result alone).
+
+    What the prompt asks for the form of the answer is left out: the environment says its own.
+    """
+    prompt = row.get("prompt")
+    if isinstance(prompt, list):
+        if len(prompt) != 1 or not isinstance(prompt[0], Mapping):
+            raise BadRow("prompt", f"has {len(prompt)} messages, not one with the problem")
+        prompt = text_field(prompt[0], "content")
+    elif prompt is not None:
+        prompt = text_field(row, "prompt")
+    problem = text_field(row, "problem") if prompt is None else _DAPO_ASKS.sub("", prompt)
+    judged = json_field("reward_model", row.get("reward_model") or {})
+    answers = {**row, **judged} if isinstance(judged, Mapping) else row
+    task = {"problem": problem.strip(), "gold": text_field(answers, "ground_truth", "solution", "answer").strip()}
+    extra = row.get("extra_info")
+    if isinstance(extra, Mapping) and extra.get("index") is not None:
+        return {"id": str(extra["index"]), **task}
+    return _with_id(row, task)
 
 
 def last_box(text: str) -> str | None:

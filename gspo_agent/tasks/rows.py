@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 Convert = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """A row -> a task; None where the format's own way says that the row has nothing to be judged by."""
+Check = Callable[[dict[str, Any]], Any]
+"""Raises ValueError with what is wrong with a task."""
 
 
 class BadRow(Exception):
@@ -59,8 +61,11 @@ def json_field(field: str, text: Any) -> Any:
         raise BadRow(field, f"is not JSON: {error}") from None
 
 
-def convert_rows(rows: Iterator[tuple[str, Any]], convert: Convert, source: str) -> list[dict[str, Any]]:
-    """Every row as a task. Raises one TaskError that names the first bad rows of all, with place and field."""
+def convert_rows(
+    rows: Iterator[tuple[str, Any]], convert: Convert, source: str, check: Check | None = None, *, drop: bool = False
+) -> list[dict[str, Any]]:
+    """Every row as a task that passes `check`. Raises one TaskError that names the first bad rows of all, with place
+    and field, and how many there are; with `drop` that is a warning, and they are left out."""
     tasks: list[dict[str, Any]] = []
     bad: list[str] = []
     unjudged = 0
@@ -71,6 +76,8 @@ def convert_rows(rows: Iterator[tuple[str, Any]], convert: Convert, source: str)
             if not isinstance(row, Mapping):
                 raise BadRow("row", f"is {type(row).__name__}, not an object", "write one JSON object per task")
             task = convert(row)
+            if task is not None and check is not None:
+                _checked(check, task)
         except BadRow as problem:
             bad.append(f"{place}: {problem}")
             continue
@@ -82,13 +89,25 @@ def convert_rows(rows: Iterator[tuple[str, Any]], convert: Convert, source: str)
         else:
             tasks.append(task)
     if bad:
+        total = len(bad) + unjudged + len(tasks)
         more = [f"... and {len(bad) - _SHOWN_ROWS} more"] if len(bad) > _SHOWN_ROWS else []
-        raise TaskError("\n".join([*bad[:_SHOWN_ROWS], *more]))
+        listed = "\n".join([*bad[:_SHOWN_ROWS], *more, f"{source}: {len(bad)} of {total} rows cannot be used"])
+        if not drop or not tasks:
+            leave_out = "" if drop else ', or write bad_tasks = "drop" in the [[env]] section'
+            raise TaskError(f"{listed}; mend or remove them{leave_out}")
+        logger.warning("%s, and are left out", listed)
     if unjudged:
         logger.warning("%s: %d of %d rows have no tests and are left out", source, unjudged, unjudged + len(tasks))
     if not tasks:
         raise TaskError(f"{source}: holds no tasks{' that have tests' if unjudged else ''}")
     return tasks
+
+
+def _checked(check: Check, task: dict[str, Any]) -> None:
+    try:
+        check(task)
+    except ValueError as problem:
+        raise BadRow("task", str(problem)) from None
 
 
 def read_path(path: Path) -> Iterator[tuple[str, Any]]:
@@ -108,7 +127,7 @@ def read_path(path: Path) -> Iterator[tuple[str, Any]]:
             if path.name.removesuffix(".gz").endswith(".json"):
                 yield from _json_rows(path, opened.read())
             else:
-                yield from _json_lines(path, opened)
+                yield from json_lines(str(path), opened)
     except (OSError, EOFError, zlib.error) as error:
         raise TaskError(f"{path}: cannot be read: {error}") from error
 
@@ -129,13 +148,14 @@ def read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
     yield from _enumerate(name, rows)
 
 
-def _json_lines(path: Path, file: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+def json_lines(place: str, file: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
+    """(place, row) of every line of JSONL that is not empty."""
     for number, line in enumerate(file, 1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{place}:{number}", json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield f"{path}:{number}", BadRow("row", f"is not JSON: {error}", "write one JSON object per line")
+                yield f"{place}:{number}", BadRow("row", f"is not JSON: {error}", "write one JSON object per line")
 
 
 def _json_rows(path: Path, raw: bytes) -> Iterator[tuple[str, Any]]:

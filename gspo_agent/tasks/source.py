@@ -15,7 +15,7 @@ import orjson
 from gspo_agent.errors import TaskError
 from gspo_agent.tasks import problems, programs
 from gspo_agent.tasks.procedural import Procedural
-from gspo_agent.tasks.rows import SUFFIXES, Convert, convert_rows, read_hub, read_path
+from gspo_agent.tasks.rows import SUFFIXES, Check, Convert, convert_rows, read_hub, read_path
 
 FORMATS: dict[str, Convert] = {
     "humaneval": programs.humaneval,
@@ -26,6 +26,7 @@ FORMATS: dict[str, Convert] = {
     "gsm8k": problems.gsm8k,
     "math": problems.math,
     "aime": problems.aime,
+    "dapo": problems.dapo,
 }
 """How the rows of each format become tasks."""
 _PROCEDURAL = "reasoning_gym"
@@ -38,6 +39,8 @@ class Factory(Protocol):
     config: Any
 
     def tasks(self, split: str) -> Sequence[Any] | Iterable[Any] | None: ...
+
+    def task_check(self) -> Check | None: ...
 
 
 class TaskSource:
@@ -75,7 +78,8 @@ class TaskSource:
         config = env_factory.config
         spec = config.tasks.get(split)
         if spec is not None:
-            return cls(_read(spec, split, seed, base_dir), seed=seed, split=split, name=spec)
+            read = _read(spec, split, seed, base_dir, env_factory.task_check(), drop=config.bad_tasks == "drop")
+            return cls(read, seed=seed, split=split, name=spec)
         own = env_factory.tasks(split)
         if own is None:
             given = f"; [env.tasks] has {', '.join(config.tasks)}" if config.tasks else ""
@@ -140,7 +144,9 @@ class TaskSource:
         return self._order[1][position]
 
 
-def _read(spec: str, split: str, seed: int, base_dir: Path) -> Sequence[Any] | Procedural:
+def _read(
+    spec: str, split: str, seed: int, base_dir: Path, check: Check | None, *, drop: bool
+) -> Sequence[Any] | Procedural:
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == _PROCEDURAL:
         return Procedural(rest, seed, split)
@@ -149,7 +155,7 @@ def _read(spec: str, split: str, seed: int, base_dir: Path) -> Sequence[Any] | P
         if path is None and (rest.endswith(SUFFIXES) or rest.startswith((".", "/", "~"))):
             raise _missing(rest, base_dir)
         rows = read_hub(rest, split) if path is None else read_path(path)
-        return convert_rows(rows, FORMATS[prefix], spec)
+        return convert_rows(rows, FORMATS[prefix], spec, check, drop=drop)
     path = _find(spec, base_dir)
     if path is None:
         near = difflib.get_close_matches(prefix, [*FORMATS, _PROCEDURAL], n=1) if colon else []
@@ -157,7 +163,7 @@ def _read(spec: str, split: str, seed: int, base_dir: Path) -> Sequence[Any] | P
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join([*FORMATS, _PROCEDURAL])}"
             raise TaskError(f"{spec}: unknown format {prefix!r}; {hint}")
         raise _missing(spec, base_dir)
-    return convert_rows(read_path(path), dict, spec)
+    return convert_rows(read_path(path), dict, spec, check, drop=drop)
 
 
 def _find(name: str, base_dir: Path) -> Path | None:

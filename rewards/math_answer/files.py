@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gspo_agent.tasks.rows import BadRow, text_field
 from rewards.judging import case_rows
-from rewards.math_answer.verdict import Options, Verdict, verify
-from rewards.math_answer.workers import Workers
+from rewards.math_answer.verdict import OPTIONS, UNSCORED, Options, Verdict, judge_text
+from rewards.math_answer.workers import Workers, need_math_verify
 
-_OPTIONS = {field.name: field.type for field in fields(Options)}
+_SHOWN_ROWS = 20
+_AHEAD = 64  # rows that wait for a worker, each in a thread
+_MAX_CHARACTERS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,18 @@ class Case:
     id: str
     text: str
     gold: str
-    options: dict[str, Any]
+    options: Options
 
 
-async def verify_file(path: Path | None, *, text: str = "", gold: str = "", anchors: bool = True) -> int:
-    """Prints one JSON object for each row as soon as it is judged, and on standard error the rows that cannot be used
-    and the count of each reason. Without a file, `text` is the one row. Returns how many rows or gold answers cannot be
-    used."""
+async def verify_file(
+    path: Path | None, *, text: str = "", gold: str = "", anchors: bool = True, second_opinion: bool = False
+) -> int:
+    """Prints one JSON object for each row as soon as it is judged, and on standard error the first rows that cannot be
+    used and the count of each reason. Without a file, `text` is the one row. Returns how many rows got no verdict:
+    they, or their gold answers, cannot be used, or no worker could tell."""
+    if second_opinion:
+        need_math_verify()
+    defaults = {"anchors": anchors, "second_opinion": second_opinion}
     rows = list(case_rows(path)) if path else [("text", {"text": text, "gold": gold})]
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     counts: Counter[str] = Counter()
@@ -46,6 +52,7 @@ async def verify_file(path: Path | None, *, text: str = "", gold: str = "", anch
     def printed(case: Case, verdict: Verdict) -> None:
         counts[verdict.reason] += 1
         sys.stdout.write(json.dumps(_line(case, verdict)) + "\n")
+        sys.stdout.flush()
         progress.advance(bar)
 
     columns = (TextColumn("verified"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -53,39 +60,34 @@ async def verify_file(path: Path | None, *, text: str = "", gold: str = "", anch
         bar = progress.add_task("", total=len(rows))
         for place, row in rows:
             try:
-                case = _case(place, row, anchors)
+                case = _case(place, row, defaults)
             except BadRow as problem:
                 bad += 1
-                console.print(f"{place}: {problem}")
+                if bad <= _SHOWN_ROWS:
+                    console.print(f"{place}: {problem}")
                 progress.advance(bar)
                 continue
-            verdict = verify(case.text, case.gold, **case.options)
+            verdict, _ = judge_text(case.text, case.gold, case.options)
             if verdict.reason == "undecided":
                 undecided.append(case)
             else:
                 printed(case, verdict)
             await asyncio.sleep(0)
-        await _asked(undecided, printed)
-    sys.stdout.flush()
+        places = asyncio.Semaphore(_AHEAD)
+        with Workers() as workers:
+            for done in asyncio.as_completed([_asked(workers, places, case) for case in undecided]):
+                printed(*await done)
     said = [f"{reason} {count}" for reason, count in counts.most_common()]
     console.print(", ".join([f"{counts.total()} verified", *said, *([f"rows that cannot be used {bad}"] * (bad > 0))]))
-    return bad + counts["gold_invalid"]
+    return bad + sum(counts[reason] for reason in UNSCORED)
 
 
-async def _asked(cases: list[Case], printed: Any) -> None:
-    """What the parser left undecided, by the workers."""
-    if not cases:
-        return
-
-    async def one(case: Case) -> None:
-        printed(case, await workers.verify(case.text, case.gold, **case.options))
-
-    async with Workers(size=len(os.sched_getaffinity(0))) as workers, asyncio.TaskGroup() as group:
-        for case in cases:
-            group.create_task(one(case))
+async def _asked(workers: Workers, places: asyncio.Semaphore, case: Case) -> tuple[Case, Verdict]:
+    async with places:
+        return case, await workers.verify(case.text, case.gold, case.options)
 
 
-def _case(place: str, row: Any, anchors: bool) -> Case:
+def _case(place: str, row: Any, defaults: Mapping[str, Any]) -> Case:
     """BadRow names the field."""
     if isinstance(row, BadRow):
         raise row
@@ -95,35 +97,27 @@ def _case(place: str, row: Any, anchors: bool) -> Case:
     asked = row.get("opts") or {}
     if not isinstance(asked, Mapping):
         raise BadRow("opts", f"is {type(asked).__name__}, not an object")
-    options = {"anchors": anchors} | {name: row[name] for name in _OPTIONS if name in row} | dict(asked)
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise BadRow("opts", f"unknown option {unknown[0]!r}", f"there is {', '.join(_OPTIONS)}")
-    for name, value in options.items():
-        _checked(name, value)
-    return Case(str(row.get("id", place)), text, text_field(row, "gold", empty=True), options)
+    if unknown := sorted(set(asked) - set(OPTIONS)):
+        raise BadRow("opts", f"unknown option {unknown[0]!r}", f"there is {', '.join(OPTIONS)}")
+    try:
+        options = Options.of({**defaults, **row, **asked})
+    except ValueError as problem:
+        raise BadRow("row", str(problem)) from None
+    gold = row.get("gold")
+    if isinstance(gold, int) and not isinstance(gold, bool):
+        gold = str(gold)
+    return Case(str(row.get("id", place)), text, text_field({**row, "gold": gold}, "gold", empty=True), options)
 
 
 def _text(row: Mapping[str, Any]) -> str:
     """text_parts: [text, how many times] one after another."""
     parts = row["text_parts"]
     try:
+        if sum(len(part) * times for part, times in parts) > _MAX_CHARACTERS:
+            raise BadRow("text_parts", f"are more than {_MAX_CHARACTERS:,} characters", "repeat less")
         return "".join(part * times for part, times in parts)
     except (TypeError, ValueError):
         raise BadRow("text_parts", "is not a list of [text, times]") from None
-
-
-def _checked(name: str, value: Any) -> None:
-    right = {
-        "anchors": isinstance(value, bool),
-        "multi": isinstance(value, bool),
-        "decimals": isinstance(value, bool),
-        "choices": isinstance(value, str),
-        "answer_type": value in (None, "choice", "math"),
-        "rel_tol": isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1,
-    }
-    if not right[name]:
-        raise BadRow(name, f"is {value!r}, which it cannot be")
 
 
 def _line(case: Case, verdict: Verdict) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from rewards.math_answer.choice import LETTERS, chosen
 from rewards.math_answer.comparison import Comparison
@@ -19,7 +21,7 @@ from rewards.math_answer.reading import read
 from rewards.math_answer.values import Assignment, Ordered, Scalar, Unordered, Value
 
 _SHOWN = 200
-_UNSCORED = ("gold_invalid", "worker_died")
+UNSCORED = ("gold_invalid", "worker_died", "starved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,18 @@ class Verdict:
 
     correct: bool
     reason: str
-    """`equal:*`, `different:*`, `no_answer:*`, `rejected:*`, `undecided`, `timeout`, `worker_died`, `gold_invalid`."""
+    """`equal:*`, `different:*`, `no_answer:*`, `rejected:*`, `undecided`, `timeout`; and where nothing was learned
+    about the answer `gold_invalid`, `worker_died`, `starved` (the machine gave the worker no time)."""
     extracted: str | None
     """The answer as it was found, at most 200 characters."""
     path: str
-    """What decided: "extraction", "caps", "text", "fraction", "parser", "sympy" or "none"."""
+    """What decided: "extraction", "caps", "text", "fraction", "parser", "sympy", "math-verify" or "none"."""
     ms: float
 
     @property
     def scored(self) -> bool:
         """False where nothing was learned about the answer: never to be read as reward 0."""
-        return self.reason not in _UNSCORED
+        return self.reason not in UNSCORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,37 @@ class Options:
     multi: bool = False
     rel_tol: float = 0.0
     decimals: bool = False
+    second_opinion: bool = False
+    """Whether math-verify is asked about what sympy leaves undecided too; only `Workers` asks either of them."""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Options:
+        """Those that a row of a file names; other fields are left alone. Raises ValueError with the name."""
+        given = {name: row[name] for name in OPTIONS if name in row}
+        for name, value in given.items():
+            right, remedy = _RIGHT[name]
+            if not right(value):
+                raise ValueError(f"{name} is {value!r:.80}; write {remedy}")
+        return cls(**given)
+
+
+OPTIONS = tuple(field.name for field in fields(Options))
+_SWITCH = (lambda value: isinstance(value, bool), "true or false")
+_RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "anchors": _SWITCH,
+    "answer_type": (lambda value: value in (None, "choice", "math"), '"choice", or "math", or leave it out'),
+    "choices": (
+        lambda value: isinstance(value, str) and value.isascii() and value.isalpha() and value.isupper(),
+        "the letters that there are, as in 'ABCD'",
+    ),
+    "multi": _SWITCH,
+    "rel_tol": (
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1,
+        "a share of the gold answer from 0 to less than 1",
+    ),
+    "decimals": _SWITCH,
+    "second_opinion": _SWITCH,
+}
 
 
 def verify(
@@ -112,12 +146,20 @@ class Gold:
 @lru_cache(maxsize=4096)
 def read_gold(gold: str) -> Gold:
     """A gold answer, read once. Raises NoAnswer or Rejected where no answer could ever be equal to it."""
+    return normal_gold(normal_form(_bare(gold).strip()))
+
+
+def _bare(gold: str) -> str:
+    """Without the box around it, or the solution in front of it."""
     boxes = find_boxes(gold[:WINDOW])
     if boxes:
-        gold = last_boxes(gold, boxes)
-    elif "####" in gold:
-        gold = gold.rpartition("####")[2]
-    normal = normal_form(gold.strip())
+        return last_boxes(gold, boxes)
+    return gold.rpartition("####")[2]
+
+
+@lru_cache(maxsize=4096)
+def normal_gold(normal: str) -> Gold:
+    """A gold answer in its normal form, read once. Raises NoAnswer."""
     if not normal:
         raise NoAnswer("gold")
     try:
@@ -129,13 +171,17 @@ def read_gold(gold: str) -> Gold:
     return Gold(normal, value)
 
 
-def usable(gold: str) -> bool:
-    """Whether an answer could be equal to this gold answer, which is equal to itself."""
+def gold_problem(gold: str, options: Options) -> str | None:
+    r"""What is wrong with a gold answer that is not equal to itself, as a model would have to write it; else None.
+
+    >>> gold_problem(r"\frac{1}{2", Options())
+    'is not equal to itself: no_answer:unclosed_box'
+    """
     try:
-        read_gold(gold)
-    except (NoAnswer, Rejected):
-        return False
-    return True
+        verdict = judge_text(rf"\boxed{{{_bare(gold).strip()}}}", gold, options)[0]
+    except NoAnswer as problem:
+        return f"is not equal to itself: no_answer:{problem}"
+    return None if verdict.correct else f"is not equal to itself: {verdict.reason}"
 
 
 def _undefined(value: Value) -> bool:

@@ -1,191 +1,296 @@
 """Worker processes for what the parser leaves undecided. They can be killed, and nothing waits longer than their limit.
 
 No signals, no threads that could hang, nothing inherited: a worker is a fresh interpreter with an empty environment.
-Covered: endless work, memory, files, a worker that dies. Not covered: a flaw of sympy that runs code, which is why it
-gets nodes of our own parser, never text.
+Covered: endless work, memory, files, a worker that dies, a machine that gives it no time. Not covered: a flaw of sympy
+that runs code, which is why it gets nodes of our own parser, never text; math-verify, where it is asked for, gets text.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import importlib.util
 import json
 import logging
+import math
 import os
+import select
 import signal
+import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+import weakref
+from collections import deque
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Self
 
+from gspo_agent.background import off_loop
+from gspo_agent.errors import ConfigError
 from rewards.math_answer.normal import normal_form
-from rewards.math_answer.verdict import Options, Verdict, judge_text
+from rewards.math_answer.verdict import Options, Verdict, judge_text, read_gold
 
 _log = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[2]
 _JOBS = 2000
 """After which a worker is replaced."""
 _START_SECONDS = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    process: asyncio.subprocess.Process
-    jobs: int = 0
-    busy: bool = False
+_ATTEMPTS = 2  # a worker may have died of something else than its job
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Workers:
-    """A pool that is opened and closed: `async with Workers() as workers: await workers.verify(text, gold)`.
+    """A pool for any thread and any event loop, also several: `with Workers() as workers: workers.judge(text, gold)`.
 
-    `verify` waits for a free worker, and for that not longer than `wall_s`. Cancelling it kills the worker; what is
-    still asked when the pool is closed is unscored.
+    A process is started when the first answer needs one. A fork of this process starts its own.
 
     Args:
-        size: Processes at work at the same time.
-        spares: Warm ones beside them, so that a kill costs nobody a start.
+        size: Answers worked on at the same time; others wait for their turn. None: as many as there are processors.
+        spares: Warm processes beside those at work, so that a kill costs nobody a start.
         wall_s: Seconds that one answer may take.
     """
 
-    def __init__(self, size: int = 1, spares: int = 1, wall_s: float = 2.0) -> None:
-        self.wall_s = wall_s
+    def __init__(self, size: int | None = None, spares: int = 1, wall_s: float = 2.0) -> None:
+        self.wall_s, self._spares = wall_s, spares
         self.killed = 0
-        """Workers that were ended at the limit or died."""
-        self._num = size + spares
-        self._places = asyncio.Semaphore(size)
-        self._ready: asyncio.Queue[_Worker | None] = asyncio.Queue()
-        """None wakes those who wait when it is closed."""
-        self._open = False
-        self._starting: set[asyncio.Task[None]] = set()
-        self._alive: set[_Worker] = set()
+        """Workers that were ended at the limit, or died, or whose answer nobody waited for any more."""
+        self._size = size or len(os.sched_getaffinity(0))
+        self._begin()
+        _pools.add(self)
 
-    async def __aenter__(self) -> Workers:
-        """Waits for the first worker. RuntimeError where none can be started."""
-        self._open, self._ready = True, asyncio.Queue()
-        for _ in range(self._num - 1):
-            self._start()
-        try:
-            await self._started()
-        except BaseException:
-            await self.__aexit__()
-            raise
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._places = threading.Semaphore(self._size)
+        self._idle: dict[bool, deque[_Worker]] = {False: deque(), True: deque()}  # with math-verify: True
+        self._busy: set[_Worker] = set()
+        self._closed = False
+
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self._open = False
-        self._ready.put_nowait(None)
-        for task in list(self._starting):
-            task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
-        for worker in list(self._alive):
-            await self._end(worker)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    async def verify(self, text: str, gold: str, **options: Any) -> Verdict:
-        """Like `verify`, in a thread; what that leaves undecided is asked of a worker. RuntimeError if closed."""
-        if not self._open:
-            raise RuntimeError("the workers of the math verifier are closed; verify inside `async with Workers()`")
-        asked = Options(**options)
-        verdict, answer = await asyncio.to_thread(judge_text, text, gold, asked)
+    def close(self) -> None:
+        """Ends every process; whoever still waits for one gets a RuntimeError."""
+        with self._lock:
+            self._closed = True
+            for worker in self._busy:
+                worker.kill()  # its caller sees the end of it, and clears it away
+            idle = [worker for several in self._idle.values() for worker in several]
+            for several in self._idle.values():
+                several.clear()
+        for worker in idle:
+            worker.end()
+
+    async def verify(self, text: str, gold: str, options: Options | None = None) -> Verdict:
+        """`judge` beside the event loop. Cancelling it kills the worker that is at it."""
+        job = _Job()
+        try:
+            return await off_loop(self.judge, text, gold, options, job)
+        except asyncio.CancelledError:
+            job.give_up()
+            raise
+
+    def judge(self, text: str, gold: str, options: Options | None = None, job: _Job | None = None) -> Verdict:
+        """Like `verify`, in this thread; what that leaves undecided is asked of a worker, and waited for.
+
+        Waits for its turn, then at most `wall_s`, or twice that where a worker died. A verdict that is not `scored`
+        says nothing about the answer. ConfigError where a second opinion is asked for and math-verify is not installed.
+        """
+        asked = options or Options()
+        if asked.second_opinion:
+            need_math_verify()
+        verdict, answer = judge_text(text, gold, asked)
         if verdict.reason != "undecided" or answer is None:
             return verdict
         started = time.perf_counter()
-        job = {"answer": normal_form(answer), "gold": gold, "options": asdict(asked)}
-        correct, reason, path = await self._asked(json.dumps(job).encode() + b"\n")
+        line = {"answer": normal_form(answer), "gold": read_gold(gold).normal, "options": asdict(asked)}
+        sent = json.dumps(line).encode() + b"\n"
+        correct, reason, path = self._asked(sent, job or _Job(), asked.second_opinion)
         ms = verdict.ms + 1000 * (time.perf_counter() - started)
         return replace(verdict, correct=correct, reason=reason, path=path, ms=ms)
 
-    async def _asked(self, line: bytes) -> tuple[bool, str, str]:
-        async with self._places:
-            for _ in range(2):  # a worker may have died of something else
-                finished = False
-                try:
-                    async with asyncio.timeout(_START_SECONDS):
-                        worker = await self._living()
-                except TimeoutError:
+    def _asked(self, line: bytes, job: _Job, second_opinion: bool) -> tuple[bool, str, str]:
+        reason = "worker_died"
+        with self._places:
+            for _ in range(_ATTEMPTS):
+                if job.given_up:
                     break
-                if worker is None:
-                    break
+                worker, said = self._take(second_opinion), b""
                 try:
-                    async with asyncio.timeout(self.wall_s):
-                        said = await self._done(worker, line)
-                    finished = bool(said)
+                    job.begun_by(worker)
+                    worker.get_ready(_START_SECONDS)
+                    said = worker.ask(line, self.wall_s)
                 except TimeoutError:
-                    return False, "timeout", "sympy"
-                except OSError:
-                    said = b""
+                    if worker.worked > self.wall_s / 2:
+                        return False, "timeout", "sympy"
+                    reason = "starved"  # this machine gave it no time, which says nothing about the answer
+                except OSError as error:
+                    _log.error("a worker of the math verifier: %s", error)
                 finally:
-                    await self._back(worker, keep=finished)
+                    job.left()
+                    self._back(worker, keep=bool(said))
                 if said:
                     correct, reason, path = json.loads(said)
                     return correct, reason, path
-        return False, "worker_died", "sympy"
+        return False, reason, "sympy"
 
-    async def _living(self) -> _Worker | None:
-        """The next worker that did not die while it had nothing to do; None once the pool is closed."""
-        while (worker := await self._ready.get()) is not None:
-            if worker.process.returncode is None:
-                return worker
-            await self._back(worker, keep=False)
-        self._ready.put_nowait(None)
-        return None
+    def _take(self, second_opinion: bool) -> _Worker:
+        """A worker, warm if there is one; the spares start meanwhile."""
+        idle = self._idle[second_opinion]
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the workers of the math verifier are closed")
+            while len(idle) < 1 + self._spares:
+                idle.append(_Worker(second_opinion))
+            worker = idle.popleft()
+            self._busy.add(worker)
+            return worker
 
-    async def _done(self, worker: _Worker, line: bytes) -> bytes:
-        worker.busy = True
-        assert worker.process.stdin is not None
-        assert worker.process.stdout is not None
-        worker.process.stdin.write(line)
-        await worker.process.stdin.drain()
-        return await worker.process.stdout.readline()
+    def _back(self, worker: _Worker, *, keep: bool) -> None:
+        with self._lock:
+            self._busy.discard(worker)
+            self.killed += not keep
+            if keep and worker.jobs < _JOBS and not self._closed:
+                self._idle[worker.second_opinion].appendleft(worker)
+                return
+        worker.end()
 
-    async def _back(self, worker: _Worker, *, keep: bool) -> None:
-        worker.jobs += 1
-        worker.busy = False
-        if keep and worker.jobs < _JOBS and self._open:
-            self._ready.put_nowait(worker)
-            return
-        self.killed += not keep
-        self._start()
-        await asyncio.shield(self._end(worker))
+    def _forget(self) -> None:
+        """In a fork: the processes, and the threads that may have held the lock, are the parent's."""
+        for workers in (*self._idle.values(), self._busy):
+            for worker in workers:
+                worker.forget()
+        self._begin()
 
-    def _start(self) -> None:
-        if not self._open:
-            return
-        task = asyncio.create_task(self._started())
-        self._starting.add(task)
-        task.add_done_callback(self._forget)
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._starting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a worker of the math verifier: %s", error)
+@functools.cache
+def need_math_verify() -> None:
+    """Raises ConfigError where it is not installed."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise ConfigError("a second opinion needs math-verify: pip install 'gspo_agent[math-verify]'")
 
-    async def _started(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-s", "-P", "-m", "rewards.math_answer.worker"),
+
+_pools: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for pool in list(_pools):
+        pool._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class _Job:
+    """What somebody waits for, until he gives it up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self.given_up = False
+
+    def begun_by(self, worker: _Worker) -> None:
+        with self._lock:
+            self._worker = worker
+            if self.given_up:
+                worker.kill()
+
+    def left(self) -> None:
+        """The worker is at it no longer."""
+        with self._lock:
+            self._worker = None
+
+    def give_up(self) -> None:
+        with self._lock:
+            self.given_up = True
+            if self._worker is not None:
+                self._worker.kill()
+
+
+class _Worker:
+    """One process, started and not waited for."""
+
+    def __init__(self, second_opinion: bool) -> None:
+        command = [sys.executable, "-s", "-P", "-m", "rewards.math_answer.worker"]
+        self._process = subprocess.Popen(
+            [*command, "second_opinion"] if second_opinion else command,
+            bufsize=0,
             cwd="/",
             env={"PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": "0", "SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        worker = _Worker(process)
-        self._alive.add(worker)
-        assert process.stdout is not None
-        try:
-            said = await asyncio.wait_for(process.stdout.readline(), _START_SECONDS)
-        except (TimeoutError, asyncio.CancelledError):
-            await self._end(worker)
-            raise
-        if said != b"ready\n":
-            await self._end(worker)
-            raise RuntimeError("a worker of the math verifier did not start; is sympy installed?")
-        self._ready.put_nowait(worker)
+        self.pid, self.second_opinion = self._process.pid, second_opinion
+        self.jobs = 0
+        self._ready = False
+        self._said = b""
+        self._cpu_before = 0.0
 
-    async def _end(self, worker: _Worker) -> None:
-        self._alive.discard(worker)
-        with suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
-        await worker.process.wait()
+    def get_ready(self, seconds: float) -> None:
+        """Waits for what it loads first. Raises OSError where it does not start."""
+        if self._ready:
+            return
+        with contextlib.suppress(TimeoutError):
+            self._ready = self._line(seconds) == b"ready"
+        if not self._ready:
+            raise OSError(f"it did not start within {seconds:g} s, or ended; is sympy installed?")
+
+    def ask(self, line: bytes, seconds: float) -> bytes:
+        """What it answers to `line`; b"" where it has ended. Raises TimeoutError."""
+        assert self._process.stdin is not None
+        self.jobs += 1
+        self._cpu_before = self._cpu_seconds()
+        self._process.stdin.write(line)
+        return self._line(seconds)
+
+    @property
+    def worked(self) -> float:
+        """CPU seconds since it was asked."""
+        return self._cpu_seconds() - self._cpu_before
+
+    def _cpu_seconds(self) -> float:
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def _line(self, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        out, until = self._process.stdout.fileno(), time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(out, select.POLLIN)
+        while b"\n" not in self._said:
+            if not poll.poll(max(0, math.ceil(1000 * (until - time.monotonic())))):
+                raise TimeoutError
+            piece = os.read(out, 1 << 16)
+            if not piece:
+                return b""
+            self._said += piece
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._close()
+
+    def forget(self) -> None:
+        """Lets go of a process that is another process's child."""
+        self._process.returncode = 0
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -773,3 +773,50 @@ async def test_what_episodes_share_is_opened_once_for_all_and_told_to_each() -> 
     assert [env.shared for env in envs] == [{"index": 1}] * 5
     assert opened == [{}]
     assert "shared" not in envs[0].get_state()["attributes"]
+
+
+class Talk(ToolEnv):
+    """Asks back once, and says so in its state."""
+
+    def __init__(self, said: Any = "Sure?") -> None:
+        super().__init__()
+        self.said = said
+
+    def setup(self, task: dict[str, Any]) -> None:
+        self.asked = False
+
+    def prompt(self, task: dict[str, Any]) -> str:
+        return "?"
+
+    @tool
+    def look(self) -> str:
+        """Look."""
+        return "seen"
+
+    def reply(self, task: dict[str, Any], answer: str) -> Any:
+        if self.asked or answer == task["gold"]:
+            return None
+        self.asked = True
+        return self.said
+
+    def score(self, task: dict[str, Any], answer: str) -> float:
+        return float(answer == task["gold"])
+
+
+async def test_a_message_without_a_call_may_be_answered_and_the_episode_goes_on() -> None:
+    for said in ("Sure?", [user("Sure?")]):
+        env = await started(Talk(said), gold="2")
+        assert await env.astep(assistant("1")) == ([user("Sure?")], 0.0, False, False, {})
+        again = Talk(said)
+        again.set_state(json.loads(json.dumps(env.get_state())))
+        await again.astep(assistant("", [call("look")]))  # no answer, and nothing is said to it
+        assert (await again.astep(assistant("2")))[:3] == ([], 1.0, True)
+        await env.aclose()
+        await again.aclose()
+    env = await started(Talk(), gold="2")
+    assert (await env.astep(assistant("2")))[1:3] == (1.0, True)
+    await env.aclose()
+    env = await started(Talk(7), gold="2")
+    with pytest.raises(EnvError, match=r"Talk.reply returned 7; return text or a list of messages"):
+        await env.astep(assistant("1"))
+    await env.aclose()

@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 import re
+import sys
+import traceback
 from typing import Any
 
 import gymnasium
@@ -13,10 +15,12 @@ import pytest
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from envs.math_verifier import MathVerifier, Problems
+from envs.math_verifier.environment import AGAIN
 from envs.math_verifier.problems import TEMPLATES, TIMED_OUT, draw, held_out
 from gspo_agent.env import check_env
 from gspo_agent.errors import EnvError, ReplayError, Unscored
 from gspo_agent.messages import Message, assistant, call
+from rewards.math_answer import Workers
 
 TASK = {"problem": "What is 6 times 7?", "gold": "42918"}
 ANSWER = assistant(r"It is \boxed{42918}.")
@@ -107,12 +111,126 @@ async def test_an_unusable_task_is_named_and_an_unreadable_gold_answer_is_never_
     with pytest.raises(EnvError, match="no 'gold'"):
         await env.areset(options={"task": {"problem": "1?"}})
     unreadable = {"problem": "1?", "gold": "1/0"}
-    with pytest.raises(EnvError, match="cannot be read"):  # before a token is spent on it
+    with pytest.raises(
+        EnvError, match="the gold answer is not equal to itself: gold_invalid"
+    ):  # before a token is spent
         await env.areset(options={"task": unreadable})
     with pytest.raises(Unscored):
-        env.score(unreadable, r"\boxed{1}")
-    with pytest.raises(ValueError, match=r"flaky=1\.5"):
-        MathVerifier(flaky=1.5)
+        await env.score(unreadable, r"\boxed{1}")
+    for options in ({"flaky": 1.5}, {"retries": 2}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            MathVerifier(**options)
+
+
+def test_rows_that_cannot_be_tasks_say_why() -> None:
+    MathVerifier.check_task({"problem": "Which?", "gold": "(C)", "answer_type": "choice", "choices": "ABC"})
+    for changes, said in (
+        ({"problem": " "}, "no 'problem'"),
+        ({"gold": r"\frac{1}{2"}, "the gold answer is not equal to itself: no_answer:unclosed_box"),
+        ({"gold": "1" * 1001}, "the gold answer is not equal to itself: gold_invalid"),
+        ({"gold": "none of these", "answer_type": "choice"}, "the gold answer is not equal to itself: gold_invalid"),
+        ({"rel_tol": 2}, "rel_tol is 2; write a share"),
+        ({"retries": 2}, "retries is 2; write 0 or 1"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            MathVerifier.check_task(TASK | changes)
+
+
+async def test_a_task_says_how_its_answer_is_compared(env: MathVerifier) -> None:
+    task = {"problem": "Which, in Carl's words?", "gold": "B", "answer_type": "choice", "choices": "AB"}
+    await env.areset(options={"task": task})
+    _, reward, *_, info = await env.astep(assistant(r"\boxed{\text{(B)}}"))
+    assert (reward, info["metrics"]) == (1.0, {"count/verdict/equal:choice": 1.0})
+    task = {"problem": "About?", "gold": "3.14159", "rel_tol": 0.01, "anchors": True}
+    await env.areset(options={"task": task})
+    assert (await env.astep(assistant("The answer is 3.14")))[1] == 0.0  # only a box counts
+    await env.areset(options={"task": task})
+    assert (await env.astep(assistant(r"\boxed{3.14}")))[1] == 1.0
+
+
+WRONG = assistant(r"\boxed{42917}")
+
+
+async def test_a_second_try_is_given_only_where_it_is_allowed_and_is_worth_half() -> None:
+    env = MathVerifier(retries=1)
+    replies, reward, ended = await play(env, WRONG, ANSWER)
+    assert [(m["role"], m["content"]) for m in replies] == [("user", AGAIN)]
+    assert (reward, ended) == (0.5, True)
+    assert (await play(env, ANSWER))[1:] == (1.0, True)
+    assert (await play(env, WRONG, WRONG))[1:] == (0.0, True)  # and no third
+    for text in ("no box", r"\boxed{-1}", r"\boxed{42917.9}", r"\boxed{\{1,2\}}", ""):
+        assert [m["content"] for m in (await play(env, assistant(text)))[0]] == [AGAIN]  # never another word
+    await env.aclose()
+
+
+@pytest.mark.parametrize(
+    ("gold", "given"),
+    [
+        ("42918", True), (r"\frac{355}{113}", True), (r"2\sqrt{3}+1", True), ("(3,4)", True), ("x^2+1", True),
+        ("7", False), ("-99", False), ("1/2", False), ("0.25", False), (r"\pi", False), ("x", False),
+        (r"\text{yes}", False), (r"\infty", False), ("none of them", False),
+    ],
+)  # fmt: skip
+async def test_nobody_gets_a_second_guess_among_few_answers(gold: str, given: bool) -> None:
+    env = MathVerifier(retries=1)
+    for task, allowed in (
+        ({"problem": "?", "gold": gold}, given),
+        ({"problem": "?", "gold": gold, "retries": 0}, False),
+        ({"problem": "?", "gold": "C", "retries": 1, "answer_type": "choice"}, False),
+    ):
+        await env.areset(options={"task": task})
+        assert (await env.astep(assistant(r"\boxed{987654}")))[2] != allowed
+    await env.aclose()
+
+
+async def test_a_second_try_survives_the_process() -> None:
+    first = MathVerifier(retries=1)
+    await play(first, WRONG)
+    state = json.loads(json.dumps(first.get_state()))
+    await first.aclose()
+    env = MathVerifier(retries=1)
+    env.set_state(state)
+    assert (await env.astep(ANSWER))[1:3] == (0.5, True)
+    await env.aclose()
+
+
+async def test_without_retries_no_verdict_is_reached_before_the_end_and_none_is_shown(
+    env: MathVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def verdict(self: MathVerifier, task: Any, answer: str) -> Any:
+        asked.append(answer)
+        return await original(self, task, answer)
+
+    original = MathVerifier._verdict
+    monkeypatch.setattr(MathVerifier, "_verdict", verdict)
+    _, _, ended = await play(env, python("1"), assistant(r"\boxed{1}", [call("python", code="2")]))
+    assert (asked, ended) == ([], False)
+    messages, reward, *_ = await env.astep(WRONG)
+    assert (messages, reward, asked) == ([], 0.0, [WRONG["content"]])
+
+
+SUM = {"problem": "Add up the first n numbers.", "gold": r"\frac{n(n+1)}{2}"}
+
+
+async def test_what_the_parser_leaves_undecided_is_asked_of_a_worker_and_a_dead_one_is_never_a_reward_of_0(
+    env: MathVerifier, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await env.areset(options={"task": SUM})
+    _, reward, *_, info = await env.astep(assistant(r"\boxed{\sum_{k=1}^{n} k}"))
+    assert (reward, info["metrics"]) == (1.0, {"count/verdict/equal:num": 1.0})
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    env.shared.close()
+    env.shared = Workers()
+    await env.areset(options={"task": SUM})
+    with pytest.raises(Unscored, match="no verdict: worker_died") as raised:
+        await env.astep(assistant(r"\boxed{\sum_{k=1}^{n} k}"))
+    assert "is sympy installed?" in caplog.text
+    told = caplog.text + "".join(traceback.format_exception(raised.value))
+    assert SUM["gold"] not in told  # nor is it in anything that is written down
+    env.shared.close()
 
 
 async def test_an_episode_goes_on_in_a_fresh_instance_with_its_variables_and_its_draws() -> None:

@@ -1,3 +1,5 @@
+import pytest
+
 from gspo_agent.messages import assistant, call, tool_result, user
 from gspo_agent.monitor.metrics import engine_use, staleness, summarise, tool_use
 from gspo_agent.trajectory import Reward, Segment, Status, Trajectory
@@ -28,6 +30,16 @@ def test_rates_count_scored_episodes_only_and_skip_empty_denominators() -> None:
     assert summary["tool_use"] == 0.0
     assert "retry_after_error" not in summary
     assert summarise([episode(0, status=Status.FAILED)], 1) == {}
+
+
+def test_what_environments_count_is_added_up_and_their_other_numbers_are_means() -> None:
+    episodes = [episode(1), episode(0), episode(0, status=Status.FAILED)]
+    for number, one in enumerate(episodes):
+        one.metrics = {"tested": float(number), f"count/verdict/{('equal', 'different', 'equal')[number]}": 1.0}
+    summary = summarise([*episodes, *episodes[:1]], pass_threshold=1)
+    assert {name: value for name, value in summary.items() if name.startswith(("env/", "count/"))} == {
+        "env/tested": pytest.approx(1 / 3), "count/verdict/equal": 2.0, "count/verdict/different": 1.0,
+    }  # fmt: skip
 
 
 def test_staleness_is_weighted_by_tokens_in_steps_before_the_consuming_one() -> None:

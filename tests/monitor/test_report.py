@@ -193,7 +193,8 @@ async def test_ages_attempts_and_groups_that_were_given_up_are_told(tmp_path: Pa
         await played.collector.start(0)
         for step in (1, 2):
             lease = await played.collector.lease(1, step=step)
-            await played.ledger.commit_step(step, lease, (f"step-{step}", "h"), {})
+            counted = {"count/verdict/equal:num": 2.0, "count/verdict/timeout": float(step == 2), "reward/mean": 1.0}
+            await played.ledger.commit_step(step, lease, (f"step-{step}", "h"), counted)
         await until(lambda: played.ledger.status().groups.get("given_up"))
         await played.collector.stop()
     text = status(run)
@@ -202,6 +203,8 @@ async def test_ages_attempts_and_groups_that_were_given_up_are_told(tmp_path: Pa
     assert "given up: group 1 (task 0 of [[env]] 0), EnvError: Moody.setup: ConnectionError: no till" in text
     assert "tried again: 2 in attempt 2" in text
     assert "failed 4 times: EnvError: Moody.setup: ConnectionError: no till" in text
+    assert "verdict: equal:num 4, timeout 1" in text
+    assert as_json(run)["counted"] == {"verdict": {"equal:num": 4, "timeout": 1}}
     ages = as_json(run)["staleness"]
     # Sampled under the weights of step 0, trained on by step 2.
     assert list(ages["last step"]) == ["2"]

@@ -39,8 +39,9 @@ def test_a_step_without_any_advantage_says_that_nothing_was_learned() -> None:
 def test_an_evaluation_names_what_failed() -> None:
     out = io.StringIO()
     Screen(CONFIG, Console(file=out, width=1000)).evaluation(
-        0, {"episodes": 0.0}, ["EnvError: no key", "EnvError: other"]
+        0, {"episodes": 0.0, "count/verdict/equal:num": 3.0}, ["EnvError: no key", "EnvError: other"]
     )
+    assert "verdict/equal:num 3" in out.getvalue()
     assert "2 failed and are in no rate, the first with EnvError: no key" in out.getvalue()
 
 

@@ -40,7 +40,7 @@ def broken(name: str, **changes: Any) -> str:
 def test_every_format_has_rows_of_our_own_and_gives_tasks_that_a_journal_can_hold(name: str) -> None:
     for task in read(name):
         assert json.loads(json.dumps(task, allow_nan=False)) == task
-        if name in ("gsm8k", "math", "aime"):
+        if name in ("gsm8k", "math", "aime", "dapo"):
             assert task["problem"]
             assert task["gold"]
         else:
@@ -201,6 +201,9 @@ def test_gold_answers() -> None:
     assert [task["gold"] for task in read("gsm8k")] == ["23", "1,000"]
     assert [task["gold"] for task in read("math")] == [r"\frac{5}{3}", "10", "5"]
     assert [task["gold"] for task in read("aime")] == ["401", "30", "1"]
+    assert [task["gold"] for task in read("dapo")] == ["25", "11"]
+    problem = "How many of the integers from 1 to 100 are divisible by 3 but not by 4?"
+    assert read("dapo")[0] == {"id": "own-0", "problem": problem, "gold": "25"}
     assert read("math")[0]["subject"] == "Algebra"
 
 
@@ -244,6 +247,10 @@ def test_the_last_whole_box_is_the_answer(text: str, gold: str | None) -> None:
         ("aime", {"answer": "1000"}, "answer: is '1000', not an integer from 0 to 999"),
         ("aime", {"answer": True}, "answer: is missing"),
         ("aime", {"answer": ...}, "answer: is missing"),
+        ("dapo", {"prompt": ...}, "problem: is missing"),
+        ("dapo", {"prompt": []}, "prompt: has 0 messages"),
+        ("dapo", {"reward_model": ...}, "ground_truth: is missing"),
+        ("dapo", {"reward_model": "{"}, "reward_model: is not JSON"),
     ],
 )
 def test_a_bad_row_is_named_with_line_and_field(name: str, changes: dict[str, Any], said: str) -> None:

@@ -19,11 +19,15 @@ class Factory:
     """An environment with a `[env.tasks]` section and tasks of its own."""
 
     def __init__(self, own: Any = None, **specs: str) -> None:
-        self.config = SimpleNamespace(id="my:Env", tasks=specs)
+        self.config = SimpleNamespace(id="my:Env", tasks=specs, bad_tasks="refuse")
         self.own = own
+        self.check: Any = None
 
     def tasks(self, split: str) -> Any:
         return self.own(split) if callable(self.own) else self.own
+
+    def task_check(self) -> Any:
+        return self.check
 
 
 def open_spec(spec: str, base_dir: Path = DATA, seed: int = 0, split: str = "train") -> TaskSource:
@@ -94,12 +98,39 @@ def test_all_bad_rows_are_listed_up_to_twenty(tmp_path: Path) -> None:
         ["bad.jsonl:4", "answer"],
         ["bad.jsonl:5", "question"],
         ["bad.jsonl:6", "row"],
+        [
+            "gsm8k:bad.jsonl",
+            '5 of 6 rows cannot be used; mend or remove them, or write bad_tasks = "drop" in the [[env]] section',
+        ],
     ]
     (tmp_path / "worse.jsonl").write_text("{\n" * 25)
     with pytest.raises(TaskError) as refusal:
         open_spec("worse.jsonl", tmp_path)
     assert str(refusal.value).count("is not JSON") == 20
-    assert str(refusal.value).endswith("... and 5 more")
+    assert "\n... and 5 more\nworse.jsonl: 25 of 25 rows cannot be used; mend" in str(refusal.value)
+
+
+def test_rows_that_the_environment_cannot_use_are_refused_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def even(task: dict[str, Any]) -> None:
+        if task["n"] % 2:
+            raise ValueError(f"{task['n']} is odd")
+
+    numbered(tmp_path / "t.jsonl", 5)
+    factory = Factory(train="t.jsonl")
+    factory.check = even
+    with pytest.raises(
+        TaskError, match=r"t.jsonl:2: task: 1 is odd\n.*t.jsonl:4: task: 3 is odd\nt.jsonl: 2 of 5 rows"
+    ):
+        TaskSource.open(factory, "train", 0, tmp_path)
+    factory.config.bad_tasks = "drop"
+    source = TaskSource.open(factory, "train", 0, tmp_path)
+    assert sorted(source.task(cursor)["n"] for cursor in range(3)) == [0, 2, 4]
+    assert "t.jsonl:4: task: 3 is odd\nt.jsonl: 2 of 5 rows cannot be used, and are left out" in caplog.text
+    (tmp_path / "t.jsonl").write_text('{"n": 1}')
+    with pytest.raises(TaskError, match=r"1 of 1 rows cannot be used; mend or remove them$"):
+        TaskSource.open(factory, "train", 0, tmp_path)
 
 
 def test_empty_and_unreadable_files_are_refused(tmp_path: Path) -> None:

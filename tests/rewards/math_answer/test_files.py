@@ -52,7 +52,8 @@ async def test_rows_that_cannot_be_used_are_named_and_the_others_verified(
     assert [line["correct"] for line in found] == [True, False, True, True, False]
     assert (found[0]["id"], found[1]["id"]) == ("right", f"{file}:2")
     assert found[-1]["reason"] == "gold_invalid"
-    for problem in (":4: opts: unknown option 'colour'", ":5: rel_tol: is 'much'", ":8: text: is missing", ":9: row:"):
+    problems = ":4: opts: unknown option 'colour'", ":5: row: rel_tol is 'much'", ":8: text: is missing", ":9: row:"
+    for problem in problems:
         assert f"{file}{problem}" in said.err
     assert said.err.splitlines()[-1].startswith("5 verified, ")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.math_answer import MAX_ANSWER_CHARS, extract, verify
+from rewards.math_answer import MAX_ANSWER_CHARS, Options, Workers, extract, gold_problem, verify
 from rewards.math_answer.normal import normalise
 
 _FILES = Path(__file__).parents[2] / "cases"
@@ -173,6 +174,44 @@ def test_verdicts_are_the_same_in_every_thread_and_on_the_event_loop_and_use_no_
     assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == bool(timer[0])  # the tests' own timer still runs
     right = [pair for pair, (correct, _) in zip(pairs, here, strict=True) if correct]
     assert set(right) - {("9^{9^{9^9}}",) * 2} == {("7", "7"), (r"\frac12", "0.5")}
+
+
+def test_the_corpus_is_judged_alike_in_threads_and_on_an_event_loop_and_no_payload_of_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def right(case: dict[str, Any]) -> bool:
+        return verify(text_of(case), case["gold"], **case.get("opts", {})).correct
+
+    async def on_the_loop() -> list[bool]:
+        return [right(case) for case in CASES]
+
+    expected = [case["expected"] for case in CASES]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(right, CASES)) == expected
+    assert asyncio.run(on_the_loop()) == expected
+    assert not list(tmp_path.iterdir())
+    assert not [*Path("/tmp").glob("PWNED*"), *Path.home().glob("PWNED*")]
+
+
+@pytest.mark.slow
+async def test_the_corpus_is_judged_alike_with_workers_and_each_within_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Workers(wall_s=2) as workers:
+        for case in CASES:
+            verdict = await workers.verify(text_of(case), case["gold"], Options(**case.get("opts", {})))
+            assert verdict.correct == case["expected"], (case["id"], verdict)
+            assert verdict.scored
+    written = [*os.listdir(tmp_path), *os.listdir("/")]  # the second is where a worker is
+    assert not [name for name in written if name.startswith("PWNED")]
+
+
+def test_every_gold_answer_of_the_corpus_is_equal_to_itself() -> None:
+    problems = {case["id"]: gold_problem(case["gold"], Options(**case.get("opts", {}))) for case in CASES}
+    assert {id: problem for id, problem in problems.items() if problem} == {}
 
 
 def test_normal_forms_glue_no_digits() -> None:
