@@ -91,7 +91,7 @@ def normalise(answer: str) -> str:
     # \\[2pt] ends a row; it is no opening of a display.
     answer = re.sub(r"\\\\\s*\[[^\]]*pt\]", r"\\\\ ", answer)
     answer = re.sub(r"\$|(?<!\\)\\[()\[\]]", " ", answer).replace(_DOLLAR, r"\$")
-    answer = re.sub(r"\\!", "", answer)
+    answer = re.sub(r"(?<=\d,)\\!\s*(?=\d)|\\!", "", answer)
     answer = re.sub(r"(^|=)\s*~", r"\1\\sim ", answer)  # "about", where it can't be a space
     answer = _STYLE.sub(" ", answer)
     answer = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", answer)

@@ -58,7 +58,7 @@ _SYNONYMS = {
 _CANONICAL = {word: unit for unit, names in _SYNONYMS.items() for word in names.split()}
 _ABBREVIATIONS = words(
     "cm mm km kg mg ml mL ft yd mi lb lbs oz hr hrs min mins sec secs mph kph mol Hz kHz kJ kWh rpm sq USD EUR RMB CNY "
-    "pts deg rad ms"
+    "pts pct deg rad ms"
 )
 SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "百": 10**2,

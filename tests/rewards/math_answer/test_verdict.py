@@ -81,7 +81,7 @@ def test_any_text_gets_a_verdict_and_none_is_correct_by_accident(text: str) -> N
         ("046", "46"), ("48{,}750", "48750"), ("0.50", r"\frac12"), (r"2\frac{3}{5}", "13/5"), ("2 3/5", "2.6"),
         ("3^{4}", "81"), (r"4.2 \times 10^{7}", "42000000"), (r"x = 2^4 = 16", "16"), (r"\{8, 3\}", "3, 8"),
         (r"\left(4,-7\right)", "(4,-7)"), (r"[2,\frac{18}{2}]", "[2,9]"), (r"\text{(C)}", "C"), ("−18", "-18"),
-        ("１２", "12"), (r"\boxed{58}", "58"), ("58.", "58"), (r"\displaystyle 58", r"\(58\)"),
+        (r"11,\! 111,\! 100", "11111100"), ("28 pct", r"28\%"), ("１２", "12"), (r"\boxed{58}", "58"), ("58.", "58"), (r"\displaystyle 58", r"\(58\)"),
     ],
 )  # fmt: skip
 def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
@@ -125,6 +125,8 @@ def test_what_is_not_equal_says_why(answer: str, gold: str, reason: str) -> None
         ("it is 7", "no_answer:no_box"),
         (r"\boxed{2\boxed{7}}", "no_answer:mixed_box"),
         (r"\boxed{7}\boxed{8}", "different:type"),
+        (r"\[ \boxed{8} \quad \text{and} \quad \boxed{7}. \]", "different:type"),
+        (r"\(\boxed{8}\) and \(\boxed{7}\)", "different:type"),
         (r"\boxed{5} plus two is \boxed{7}", "equal:text"),
         (r"<think>\boxed{5}</think>\fbox{7}", "equal:text"),
         (r"\boxed {7} or \boxed{7}", "equal:text"),
