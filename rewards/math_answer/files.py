@@ -106,7 +106,8 @@ def _case(place: str, row: Any, defaults: Mapping[str, Any]) -> Case:
     gold = row.get("gold")
     if isinstance(gold, int) and not isinstance(gold, bool):
         gold = str(gold)
-    return Case(str(row.get("id", place)), text, text_field({**row, "gold": gold}, "gold", empty=True), options)
+    name = place if row.get("id") is None else str(row["id"])
+    return Case(name, text, text_field({**row, "gold": gold}, "gold", empty=True), options)
 
 
 def _text(row: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def _based(normal: str) -> Based | Scalar | None:
 def read_tokens(tokens: list[Token]) -> Value:
     if not tokens:
         raise Unread
-    tokens = _french(tokens)
+    tokens = _unbraced(_french(tokens))
     if system := _system(tokens):
         return system
     if text := _text(tokens):
@@ -83,7 +83,6 @@ def read_tokens(tokens: list[Token]) -> Value:
         relation = relations.read_relation(tokens, read_tokens)
         if relation is not None:
             return relation
-    tokens = _unbraced(tokens)
     return (
         _union(tokens)
         or _enclosed(tokens)
@@ -138,7 +137,7 @@ def _listed(tokens: list[Token]) -> tuple[list[list[Token]], str]:
         return parts, ""
     signs = [{"vee": "or"}.get(sign, sign) for sign in signs]
     words = {sign for sign in signs if sign not in (",", ";")}
-    if len(words) > 1 or ";" in signs:
+    if len(words) > 1 or (";" in signs and set(signs) != {";"}):
         raise Unread
     # "a, b, and c" has an empty item between the comma and the word.
     items = [part for index, part in enumerate(parts) if part or index != len(parts) - 2]

@@ -32,6 +32,8 @@ _NAME = re.compile(
     r"|(?:overline|\|)?\{?[A-Z]{2}\}?\|?|\|[A-Z]\||(?:P|E|V|Var)[(\[][^()\[\]]+[)\]]|frac\{d[a-z]\}\{d[a-z]\}"
 )
 
+_POINT = re.compile(r"\([A-Za-z](?:_\w)?(?:,[A-Za-z](?:_\w)?)+\)")
+
 
 def read_relation(tokens: list[Token], read: Callable[[list[Token]], Value]) -> Value | None:
     """A chain of equations, an inequality or a membership; None where the signs are inside brackets."""
@@ -62,6 +64,9 @@ def name_of(tokens: list[Token]) -> str | None:
     if len(tokens) == 1 and tokens[0].kind == "let" and len(tokens[0].text) > 1:
         return tokens[0].text
     text = "".join(token.text for token in tokens)
+    if _POINT.fullmatch(text):
+        names = text[1:-1].split(",")
+        return text if names == sorted(set(names)) else None  # coordinates() takes them in this order
     return text if _NAME.fullmatch(text) and text not in ("e", "i") else None
 
 

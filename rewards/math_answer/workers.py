@@ -106,36 +106,36 @@ class Workers:
         verdict, answer = judge_text(text, gold, asked)
         if verdict.reason != "undecided" or answer is None:
             return verdict
-        started = time.perf_counter()
         line = {"answer": normal_form(answer), "gold": read_gold(gold).normal, "options": asdict(asked)}
         sent = json.dumps(line).encode() + b"\n"
-        correct, reason, path = self._asked(sent, job or _Job(), asked.second_opinion)
-        ms = verdict.ms + 1000 * (time.perf_counter() - started)
+        with self._places:
+            started = time.perf_counter()
+            correct, reason, path = self._asked(sent, job or _Job(), asked.second_opinion)
+            ms = verdict.ms + 1000 * (time.perf_counter() - started)
         return replace(verdict, correct=correct, reason=reason, path=path, ms=ms)
 
     def _asked(self, line: bytes, job: _Job, second_opinion: bool) -> tuple[bool, str, str]:
         reason = "worker_died"
-        with self._places:
-            for _ in range(_ATTEMPTS):
-                if job.given_up:
-                    break
-                worker, said = self._take(second_opinion), b""
-                try:
-                    job.begun_by(worker)
-                    worker.get_ready(_START_SECONDS)
-                    said = worker.ask(line, self.wall_s)
-                except TimeoutError:
-                    if worker.worked > self.wall_s / 2:
-                        return False, "timeout", "sympy"
-                    reason = "starved"  # this machine gave it no time, which says nothing about the answer
-                except OSError as error:
-                    _log.error("a worker of the math verifier: %s", error)
-                finally:
-                    job.left()
-                    self._back(worker, keep=bool(said))
-                if said:
-                    correct, reason, path = json.loads(said)
-                    return correct, reason, path
+        for _ in range(_ATTEMPTS):
+            if job.given_up:
+                break
+            worker, said = self._take(second_opinion), b""
+            try:
+                job.begun_by(worker)
+                worker.get_ready(_START_SECONDS)
+                said = worker.ask(line, self.wall_s)
+            except TimeoutError:
+                if worker.worked > self.wall_s / 2:
+                    return False, "timeout", "sympy"
+                reason = "starved"  # this machine gave it no time, which says nothing about the answer
+            except OSError as error:
+                _log.error("a worker of the math verifier: %s", error)
+            finally:
+                job.left()
+                self._back(worker, keep=bool(said))
+            if said:
+                correct, reason, path = json.loads(said)
+                return correct, reason, path
         return False, reason, "sympy"
 
     def _take(self, second_opinion: bool) -> _Worker:

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,9 +18,11 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from envs.math_verifier import MathVerifier, Problems
 from envs.math_verifier.environment import AGAIN
 from envs.math_verifier.problems import TEMPLATES, TIMED_OUT, draw, held_out
-from gspo_agent.env import check_env
-from gspo_agent.errors import EnvError, ReplayError, Unscored
+from gspo_agent.config import EnvConfig
+from gspo_agent.env import EnvFactory, check_env
+from gspo_agent.errors import EnvError, ReplayError, TaskError, Unscored
 from gspo_agent.messages import Message, assistant, call
+from gspo_agent.tasks import TaskSource
 from rewards.math_answer import Workers
 
 TASK = {"problem": "What is 6 times 7?", "gold": "42918"}
@@ -146,6 +149,40 @@ async def test_a_task_says_how_its_answer_is_compared(env: MathVerifier) -> None
     assert (await env.astep(assistant("The answer is 3.14")))[1] == 0.0  # only a box counts
     await env.areset(options={"task": task})
     assert (await env.astep(assistant(r"\boxed{3.14}")))[1] == 1.0
+
+
+DATA = Path(__file__).parents[2] / "examples" / "data"
+
+
+@pytest.mark.parametrize("format", ["gsm8k", "math", "aime", "dapo"])
+async def test_task_files_of_the_field_are_read_and_their_gold_answers_accepted(
+    format: str, env: MathVerifier, tmp_path: Path
+) -> None:
+    section = EnvConfig(id="math", tasks={"train": f"{format}:{format}.jsonl"})
+    source = TaskSource.open(EnvFactory(section, MathVerifier), "train", 0, DATA)
+    for cursor in range(source.num_tasks or 0):
+        task = source.task(cursor)
+        await env.areset(options={"task": task})
+        assert (await env.astep(assistant(rf"so \boxed{{{task['gold']}}}")))[1] == 1.0
+
+
+def test_gold_answers_that_are_not_equal_to_themselves_are_listed_with_their_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    golds = ["72", r"\frac{1}{2", "1/0", "", r"\sqrt{2}"]
+    rows = [{"question": "?", "answer": f"so\n#### {gold}"} for gold in golds]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    section = EnvConfig(id="math", tasks={"train": "gsm8k:t.jsonl"})
+    with pytest.raises(TaskError) as refusal:
+        TaskSource.open(EnvFactory(section, MathVerifier), "train", 0, tmp_path)
+    lines = str(refusal.value).splitlines()
+    assert [line.partition("t.jsonl:")[2].partition(":")[0] for line in lines[:3]] == ["2", "3", "4"]
+    assert "the gold answer is not equal to itself: no_answer:unclosed_box" in lines[0]
+    assert lines[3].startswith("gsm8k:t.jsonl: 3 of 5 rows cannot be used; mend or remove them, or write bad_tasks")
+    dropping = EnvFactory(section.model_copy(update={"bad_tasks": "drop"}), MathVerifier)
+    source = TaskSource.open(dropping, "train", 0, tmp_path)
+    assert {source.task(cursor)["gold"] for cursor in range(2)} == {"72", r"\sqrt{2}"}
+    assert "3 of 5 rows cannot be used, and are left out" in caplog.text
 
 
 WRONG = assistant(r"\boxed{42917}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,12 @@ ROOT = Path(__file__).parents[3]
 CASES = ROOT / "tests" / "cases" / "math.json"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gspo_agent.cli", "verify", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+COMMAND = [sys.executable, "-m", "gspo_agent.cli", "verify"]
+
+
+def run(*arguments: str, input: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, cwd=ROOT, input=input, capture_output=True, text=True, check=False)
 
 
 def test_one_text_is_verified_and_says_why() -> None:
@@ -56,6 +60,45 @@ async def test_rows_that_cannot_be_used_are_named_and_the_others_verified(
     for problem in problems:
         assert f"{file}{problem}" in said.err
     assert said.err.splitlines()[-1].startswith("5 verified, ")
+
+
+def test_rows_come_from_standard_input_too() -> None:
+    rows = [{"id": None, "text": r"\boxed{7}", "gold": 7}, {"text": r"\boxed{7}", "gold": 7.5}]
+    finished = run("--jsonl", "-", input="\n".join(map(json.dumps, rows)))
+    (line,) = map(json.loads, finished.stdout.splitlines())
+    assert (line["id"], line["correct"]) == ("standard input:1", True)
+    assert finished.stderr.startswith("standard input:2: gold: is float, not text\n")
+    assert finished.returncode == 1
+
+
+def many(tmp_path: Path) -> str:
+    rows = [json.dumps({"text": rf"\boxed{{{n}}}", "gold": str(n)}) for n in range(100_000)]
+    (tmp_path / "many.jsonl").write_text("\n".join(rows))
+    return str(tmp_path / "many.jsonl")
+
+
+@pytest.mark.slow
+def test_whoever_has_read_enough_may_close_the_pipe(tmp_path: Path) -> None:
+    with subprocess.Popen([*COMMAND, "--jsonl", many(tmp_path)], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["correct"]
+        process.stdout.close()
+        assert process.wait(20) == 1
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_at_once_and_what_was_verified_is_printed(tmp_path: Path) -> None:
+    with subprocess.Popen([*COMMAND, "--jsonl", many(tmp_path)], cwd=ROOT, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "stopped; what was verified is printed\n")
+    out = first + rest
+    assert out.endswith("}\n")
+    assert all(json.loads(line)["correct"] for line in out.splitlines())
 
 
 @pytest.mark.slow

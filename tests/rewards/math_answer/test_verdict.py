@@ -81,7 +81,11 @@ def test_any_text_gets_a_verdict_and_none_is_correct_by_accident(text: str) -> N
         ("046", "46"), ("48{,}750", "48750"), ("0.50", r"\frac12"), (r"2\frac{3}{5}", "13/5"), ("2 3/5", "2.6"),
         ("3^{4}", "81"), (r"4.2 \times 10^{7}", "42000000"), (r"x = 2^4 = 16", "16"), (r"\{8, 3\}", "3, 8"),
         (r"\left(4,-7\right)", "(4,-7)"), (r"[2,\frac{18}{2}]", "[2,9]"), (r"\text{(C)}", "C"), ("−18", "-18"),
-        (r"11,\! 111,\! 100", "11111100"), ("28 pct", r"28\%"), ("１２", "12"), (r"\boxed{58}", "58"), ("58.", "58"), (r"\displaystyle 58", r"\(58\)"),
+        (r"\left[\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right]", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"),
+        ("(3,2)", "(p,q)=(3,2)"), (r"(x, y) = (5, 8) \quad \text{and} \quad (8, 5)", "(5,8), (8,5)"), ("{1,3}", "1, 3"),
+        ("-12, -11", "-12;-11"), ("(0, 0), (1, 2)", "(0;0),(1;2)"), ("{k = 45}, {n = 2}", "k=45, n=2"),
+        (r"11,\! 111,\! 100", "11111100"), ("28 pct", r"28\%"), ("１２", "12"),
+        (r"\boxed{58}", "58"), ("58.", "58"), (r"\displaystyle 58", r"\(58\)"),
     ],
 )  # fmt: skip
 def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
@@ -96,6 +100,10 @@ def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
         ("x=13", "y=13", "different:name"),
         ("10^12", "1000000000000", "undecided"),  # TeX raises the 1 only
         ("73, 74", "73", "different:type"),
+        ("73; 74", "73", "different:type"),
+        ("(1,5; 2)", "(1.5,2)", "undecided"),  # some write decimals with a comma
+        ("x=8, y=5", "(y,x)=(8,5)", "different:chain"),
+        (r"[\begin{array}{cc} 1 & 2 \end{array}]", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "different:matrix"),
         ("(4,-7)", "(-7,4)", "different:tuple"),
         ("(2,9)", "[2,9]", "different:tuple"),
         ("(1,234)", "1234", "different:type"),  # in brackets a comma makes a pair
