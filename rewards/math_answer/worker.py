@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 MEMORY_BYTES = 1 << 30
-CPU_SECONDS = 5
 SecondOpinion = Callable[[str, str], bool]
 
 
@@ -29,10 +28,12 @@ def main() -> None:
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:
+        job = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
         # A worker whose parent was killed in the middle of a job ends by this.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_SECONDS, -1))
-        answers.write(json.dumps(_done(symbolic, confirmed, **json.loads(line))) + "\n")
+        bound = int(used.ru_utime + used.ru_stime + job.pop("cpu_s")) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (bound, -1))
+        answers.write(json.dumps(_done(symbolic, confirmed, **job)) + "\n")
         answers.flush()
 
 

@@ -38,7 +38,7 @@ _JOBS = 2000
 """After which a worker is replaced."""
 _START_SECONDS = 60.0
 _ATTEMPTS = 2  # a worker may have died of something else than its job
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Workers:
@@ -49,11 +49,12 @@ class Workers:
     Args:
         size: Answers worked on at the same time; others wait for their turn. None: as many as there are processors.
         spares: Warm processes beside those at work, so that a kill costs nobody a start.
-        wall_s: Seconds that one answer may take.
+        cpu_s: Seconds of work that one answer may take: more is a timeout, and wrong.
+        wall_s: Seconds that it may take in all: past them the machine has no time for it, and nobody knows.
     """
 
-    def __init__(self, size: int | None = None, spares: int = 1, wall_s: float = 2.0) -> None:
-        self.wall_s, self._spares = wall_s, spares
+    def __init__(self, size: int | None = None, spares: int = 1, cpu_s: float = 2.0, wall_s: float = 20.0) -> None:
+        self.cpu_s, self.wall_s, self._spares = cpu_s, wall_s, spares
         self.killed = 0
         """Workers that were ended at the limit, or died, or whose answer nobody waited for any more."""
         self._size = size or len(os.sched_getaffinity(0))
@@ -97,8 +98,9 @@ class Workers:
     def judge(self, text: str, gold: str, options: Options | None = None, job: _Job | None = None) -> Verdict:
         """Like `verify`, in this thread; what that leaves undecided is asked of a worker, and waited for.
 
-        Waits for its turn, then at most `wall_s`, or twice that where a worker died. A verdict that is not `scored`
-        says nothing about the answer. ConfigError where a second opinion is asked for and math-verify is not installed.
+        Waits for its turn, then at most `wall_s`, or twice that where a worker died or starved. A verdict that is not
+        `scored` says nothing about the answer. ConfigError where a second opinion is asked for and math-verify is not
+        installed.
         """
         asked = options or Options()
         if asked.second_opinion:
@@ -106,7 +108,9 @@ class Workers:
         verdict, answer = judge_text(text, gold, asked)
         if verdict.reason != "undecided" or answer is None:
             return verdict
-        line = {"answer": normal_form(answer), "gold": read_gold(gold).normal, "options": asdict(asked)}
+        line = {
+            "answer": normal_form(answer), "gold": read_gold(gold).normal, "options": asdict(asked), "cpu_s": self.cpu_s
+        }  # fmt: skip
         sent = json.dumps(line).encode() + b"\n"
         with self._places:
             started = time.perf_counter()
@@ -123,11 +127,11 @@ class Workers:
             try:
                 job.begun_by(worker)
                 worker.get_ready(_START_SECONDS)
-                said = worker.ask(line, self.wall_s)
+                said = worker.ask(line, self.cpu_s, self.wall_s)
+            except TooMuchWork:
+                return False, "timeout", "sympy"
             except TimeoutError:
-                if worker.worked > self.wall_s / 2:
-                    return False, "timeout", "sympy"
-                reason = "starved"  # this machine gave it no time, which says nothing about the answer
+                reason = "starved"
             except OSError as error:
                 _log.error("a worker of the math verifier: %s", error)
             finally:
@@ -211,6 +215,10 @@ class _Job:
                 self._worker.kill()
 
 
+class TooMuchWork(Exception):
+    """An answer took a worker longer than it may."""
+
+
 class _Worker:
     """One process, started and not waited for."""
 
@@ -230,7 +238,6 @@ class _Worker:
         self.jobs = 0
         self._ready = False
         self._said = b""
-        self._cpu_before = 0.0
 
     def get_ready(self, seconds: float) -> None:
         """Waits for what it loads first. Raises OSError where it does not start."""
@@ -241,25 +248,26 @@ class _Worker:
         if not self._ready:
             raise OSError(f"it did not start within {seconds:g} s, or ended; is sympy installed?")
 
-    def ask(self, line: bytes, seconds: float) -> bytes:
-        """What it answers to `line`; b"" where it has ended. Raises TimeoutError."""
+    def ask(self, line: bytes, cpu_s: float, wall_s: float) -> bytes:
+        """What it answers to `line`; b"" where it has ended. Raises TooMuchWork or TimeoutError."""
         assert self._process.stdin is not None
         self.jobs += 1
-        self._cpu_before = self._cpu_seconds()
+        until, most = time.monotonic() + wall_s, self._cpu_seconds() + cpu_s
         self._process.stdin.write(line)
-        return self._line(seconds)
-
-    @property
-    def worked(self) -> float:
-        """CPU seconds since it was asked."""
-        return self._cpu_seconds() - self._cpu_before
+        while (left := until - time.monotonic()) > 0:
+            work = most - self._cpu_seconds()
+            if work <= 0:
+                raise TooMuchWork
+            with contextlib.suppress(TimeoutError):
+                return self._line(min(left, max(work, _TICK)))
+        raise TimeoutError
 
     def _cpu_seconds(self) -> float:
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return 0.0
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return (int(fields[11]) + int(fields[12])) * _TICK
 
     def _line(self, seconds: float) -> bytes:
         assert self._process.stdout is not None

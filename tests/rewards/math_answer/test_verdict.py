@@ -210,7 +210,7 @@ async def test_the_corpus_is_judged_alike_with_workers_and_each_within_its_limit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Workers(wall_s=2) as workers:
+    with Workers(cpu_s=2) as workers:
         for case in CASES:
             verdict = await workers.verify(text_of(case), case["gold"], Options(**case.get("opts", {})))
             assert verdict.correct == case["expected"], (case["id"], verdict)

@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo_agent.errors import ConfigError
-from rewards.math_answer import Options, Verdict, Workers, need_math_verify, verify
+from rewards.math_answer import Options, Verdict, Workers, need_math_verify, symbolic, verify, worker
 from rewards.math_answer.workers import _Worker
 from tests.rewards.math_answer.test_verdict import CASES, text_of
 
@@ -31,7 +32,7 @@ OTHER_SUM = SUM[0], r"\frac{n(n-1)}{2}"
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with Workers(size=1, spares=1, wall_s=30) as workers:
+    with Workers(size=1, spares=1, cpu_s=30, wall_s=60) as workers:
         yield workers
     assert not workers._busy
 
@@ -45,16 +46,15 @@ def busy_one(workers: Workers) -> _Worker:
 
 
 def until_left(workers: Workers, worker: _Worker) -> None:
-    while worker in workers._busy:
+    while worker in workers._busy or not gone(worker.pid):
         time.sleep(0.001)
 
 
 def gone(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"  # nobody's child waits to be buried
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return False
 
 
 def test_nothing_is_started_before_something_is_undecided() -> None:
@@ -81,12 +81,12 @@ async def test_a_sum_is_worked_out_in_any_thread_and_on_any_event_loop(workers: 
 async def test_what_is_endless_costs_its_limit_and_nobody_else_anything(workers: Workers) -> None:
     workers.judge(*SUM)
     killed = workers.killed
-    workers.wall_s = 0.5
+    workers.cpu_s = 0.5
     endless, ticks = await asyncio.gather(workers.verify(*ENDLESS), ticks_until(0.5))
     assert (endless.correct, endless.reason) == (False, "timeout"), endless
     assert endless.scored
     assert ticks > 5  # of 50: the event loop went on, and did not stand still until the worker was killed
-    workers.wall_s = 30
+    workers.cpu_s = 30
     assert workers.killed == killed + 1
     assert (await workers.verify(*SUM)).correct
 
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_again_and_again_leaves_the_sample_unscored(workers: 
         job = pool.submit(workers.judge, *ENDLESS)
         for _ in range(2):
             worker = busy_one(workers)
-            os.kill(worker.pid, signal.SIGKILL)
+            worker.kill()
             until_left(workers, worker)
         verdict = job.result()
     assert verdict.reason == "worker_died"
@@ -135,14 +135,42 @@ async def test_cancelling_kills_the_worker_and_the_next_one_answers(workers: Wor
     with pytest.raises(asyncio.CancelledError):
         await job
     await asyncio.to_thread(until_left, workers, worker)
-    assert gone(worker.pid)
     assert workers.killed == killed + 1
     assert (await workers.verify(*SUM)).correct
 
 
+ORPHAN = r"""
+import json, sys, threading
+from rewards.math_answer import Workers
+
+workers = Workers(size=2, spares=1, cpu_s=1)
+for pair in json.loads(sys.argv[1]):
+    threading.Thread(target=workers.judge, args=pair).start()
+while sum(worker.jobs for worker in workers._busy) < 2:
+    pass
+print([worker.pid for worker in (*workers._busy, *workers._idle[False])], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_no_worker_outlives_a_process_that_is_killed() -> None:
+    command = [sys.executable, "-c", ORPHAN, json.dumps([ENDLESS, ENDLESS])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        pids = json.loads(process.stdout.readline())
+        process.kill()
+    end = time.monotonic() + 60
+    while not all(map(gone, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(pids) == 3
+    assert all(map(gone, pids))
+
+
 @pytest.mark.slow
 def test_a_closed_pool_leaves_no_process_and_lets_nobody_wait() -> None:
-    workers = Workers(size=1, spares=1, wall_s=60)
+    workers = Workers(size=1, spares=1, cpu_s=60, wall_s=60)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(workers.judge, *ENDLESS) for _ in range(2)]
         pids = [busy_one(workers).pid, *(worker.pid for worker in workers._idle[False])]
@@ -216,7 +244,7 @@ threads = [threading.Thread(target=stop.wait) for _ in range(100)]
 for thread in threads:
     thread.start()
 right, wrong = json.loads(sys.argv[1])
-with Workers(size=2, wall_s=30) as workers:
+with Workers(size=2, cpu_s=30, wall_s=60) as workers:
     print(json.dumps([workers.judge(*right).correct, workers.judge(*wrong).correct, workers.killed]))
 stop.set()
 """
@@ -238,7 +266,7 @@ right, wrong = json.loads(sys.argv[1])
 
 
 async def main():
-    with Workers(size=1, wall_s=30) as workers:
+    with Workers(size=1, cpu_s=30, wall_s=60) as workers:
         verdicts = await asyncio.gather(*(workers.verify(*pair) for pair in (right, wrong, right)))
         total = torch.tensor([float(verdict.correct) for verdict in verdicts])
         await asyncio.to_thread(dist.all_reduce, total)
@@ -278,10 +306,25 @@ def test_a_second_opinion_that_is_not_installed_is_an_error_with_the_remedy(monk
         workers.judge(*SUM, SECOND)
 
 
+def test_a_second_opinion_is_asked_about_what_is_undecided_and_nothing_else() -> None:
+    def said(answer: str, gold: str, opinion: Any = lambda answer, gold: True) -> list[Any]:
+        return worker._done(symbolic, opinion, answer, gold, asdict(SECOND))
+
+    def refuses(answer: str, gold: str) -> bool:
+        raise RecursionError
+
+    assert said("f(2)", "x") == [True, "equal:second_opinion", "math-verify"]
+    assert said("f(2)", "x", refuses) == [False, "undecided", "math-verify"]
+    assert said("f(2)", "x", None) == [False, "undecided", "none"]
+    assert said(r"\sum_{k=1}^{n} k", OTHER_SUM[1]) == [False, "different:num", "sympy"]
+    assert said("(1,2)", "(2,1)")[:2] == [False, "different:tuple"]
+    assert said("9^{9999}", "3")[:2] == [False, "rejected:too_large"]
+
+
 @pytest.fixture(scope="module")
 def second() -> Iterator[Workers]:
     pytest.importorskip("math_verify")
-    with Workers(wall_s=30) as workers:
+    with Workers(cpu_s=30, wall_s=60) as workers:
         yield workers
 
 
