@@ -171,6 +171,7 @@ def normal_gold(normal: str) -> Gold:
     return Gold(normal, value)
 
 
+@lru_cache(maxsize=1 << 16)
 def gold_problem(gold: str, options: Options) -> str | None:
     r"""What is wrong with a gold answer that is not equal to itself, as a model would have to write it; else None.
 

@@ -125,6 +125,16 @@ async def test_an_unusable_task_is_named_and_an_unreadable_gold_answer_is_never_
             MathVerifier(**options)
 
 
+async def test_its_workers_end_with_the_run() -> None:
+    factory = EnvFactory(EnvConfig(id="math"), MathVerifier)
+    env = factory.create()
+    await env.areset(options={"task": TASK})
+    await env.aclose()
+    assert not env.shared._closed
+    await factory.aclose()
+    assert env.shared._closed
+
+
 def test_rows_that_cannot_be_tasks_say_why() -> None:
     MathVerifier.check_task({"problem": "Which?", "gold": "(C)", "answer_type": "choice", "choices": "ABC"})
     for changes, said in (

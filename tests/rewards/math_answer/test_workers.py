@@ -169,6 +169,19 @@ def test_no_worker_outlives_a_process_that_is_killed() -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_is_replaced_after_so_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.math_answer.workers._JOBS", 2)
+    with Workers(size=1, spares=1, cpu_s=30, wall_s=60) as workers:
+        pids = []
+        for _ in range(4):
+            assert workers.judge(*SUM).correct
+            pids.append(workers._idle[False][0].pid)
+        assert workers.killed == 0
+    assert len(set(pids)) == 3  # after each job the next to be asked: the same, another, the same, another
+    assert all(map(gone, pids))
+
+
+@pytest.mark.slow
 def test_a_closed_pool_leaves_no_process_and_lets_nobody_wait() -> None:
     workers = Workers(size=1, spares=1, cpu_s=60, wall_s=60)
     with ThreadPoolExecutor(2) as pool:
