@@ -89,6 +89,8 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
         return Assignment("", values[-1], tuple(values[:-1]))
     values = [read(side) for side in sides[1:]]
     last = values[-1]
+    if name.startswith("(") and not (isinstance(last, Ordered) and len(last.items) == name.count(",") + 1):
+        raise Unread
     if len(values) == 1 and isinstance(last, Scalar) and name in variables(last.node):
         return _equation(Scalar(("var", name)), last)
     return Assignment(name, last, tuple(values[:-1]))

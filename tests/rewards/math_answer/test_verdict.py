@@ -103,6 +103,7 @@ def test_one_value_in_two_spellings_is_equal(answer: str, gold: str) -> None:
         ("73; 74", "73", "different:type"),
         ("(1,5; 2)", "(1.5,2)", "undecided"),  # some write decimals with a comma
         ("x=8, y=5", "(y,x)=(8,5)", "different:chain"),
+        ("(x,y)=5", "5", "undecided"),
         (r"[\begin{array}{cc} 1 & 2 \end{array}]", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "different:matrix"),
         ("(4,-7)", "(-7,4)", "different:tuple"),
         ("(2,9)", "[2,9]", "different:tuple"),
