@@ -49,8 +49,9 @@ def _after_thinking(text: str) -> str:
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s,;$.&|()]|\\[,; \\()\[\]]|\\q?quad(?![A-Za-z])|\\text\{\s*(?:and|or)\s*\}|(?:and|also|as\s+well\s+as|or|else|nor|vs|versus|maybe"
-    r"|perhaps|possibly|probably|alternatively|otherwise|rather|either|y|o|u|e|et|ou|und|oder|ni|и|или|和|或|或者|또는|または)(?![^\W\d_]))*"
+    r"(?:[\s,;$.&|()]|\\[,; \\()\[\]]|\\q?quad(?![A-Za-z])|\\text\{\s*(?:and|or)\s*\}"
+    r"|(?:and|also|as\s+well\s+as|or|else|nor|vs|versus|maybe|perhaps|possibly|probably|alternatively"
+    r"|otherwise|rather|either|y|o|u|e|et|ou|und|oder|ni|и|или|和|或|或者|또는|または)(?![^\W\d_]))*"
 )
 r"""What makes a list of two boxes: they are both given, or the one instead of the other."""
 _JOINED_BOXES = re.compile(

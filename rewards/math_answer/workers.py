@@ -148,6 +148,10 @@ class Workers:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the workers of the math verifier are closed")
+            for worker in [worker for worker in idle if worker.ended]:  # while it had nothing to do
+                idle.remove(worker)
+                worker.end()
+                self.killed += 1
             while len(idle) < 1 + self._spares:
                 idle.append(_Worker(second_opinion))
             worker = idle.popleft()
@@ -283,6 +287,10 @@ class _Worker:
             self._said += piece
         line, _, self._said = self._said.partition(b"\n")
         return line
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -113,6 +113,18 @@ def test_a_worker_that_gets_no_time_says_nothing_about_the_answer() -> None:
 
 
 @pytest.mark.slow
+def test_workers_that_died_while_idle_cost_no_verdict() -> None:
+    with Workers(size=1, spares=1, cpu_s=30, wall_s=60) as workers:
+        assert workers.judge(*SUM).correct
+        for worker in (idle := list(workers._idle[False])):
+            worker.kill()
+        while not all(worker.ended for worker in idle):
+            time.sleep(0.001)
+        assert workers.judge(*SUM).correct
+        assert (len(idle), workers.killed) == (2, 2)
+
+
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_leaves_the_sample_unscored(workers: Workers) -> None:
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(workers.judge, *ENDLESS)
