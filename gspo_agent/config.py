@@ -60,8 +60,7 @@ class EnvConfig(Section):
     tasks: dict[str, str] = {}
     """Split -> JSONL file or source (see `gspo_agent.tasks`). Without it the environment's own `tasks(split)`."""
     bad_tasks: Literal["refuse", "drop"] = "refuse"
-    """What happens to a task file with rows that cannot be used. "refuse": the run stops before it begins. "drop": they
-    are left out. Either way they are listed with their lines."""
+    """Rows of task files that cannot be used are listed; then the run stops before it begins, or leaves them out."""
     rewards: dict[str, float] | None = None
     """Component of the score -> weight; components that are not named are only shown. None: all count, weight 1."""
     limits: Limits = Limits()
