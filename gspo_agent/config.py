@@ -140,7 +140,7 @@ class SandboxConfig(Section):
     python: str = ""
     """The interpreter of the jobs, 3.11 or newer; "": the one that runs this, or the image's."""
     image: str = ""
-    """Of "container"; it has Python."""
+    """Of "container"; it has Python. Workspace tasks name their own."""
     command: str = "docker"
     """Of "container": docker, podman, or what takes their arguments."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_agent.env import ToolEnv, tool
-from gspo_agent.errors import EnvError, SandboxError, ToolError, Unscored
+from gspo_agent.errors import ConfigError, EnvError, SandboxError, ToolError, Unscored
 from gspo_agent.sandbox import CommandResult, readable, shared_sandbox
 from gspo_agent.sandbox.inside import tree
 from gspo_agent.sandbox.inside.tree import Changes, File, Tree
@@ -121,7 +121,10 @@ class Workspace(ToolEnv):
 
     async def _repository(self) -> Repository:
         if not self._repositories:
-            self._repositories.append(await Repository.open(self.beginning, shared_sandbox(), self.images))
+            try:
+                self._repositories.append(await Repository.open(self.beginning, shared_sandbox(), self.images))
+            except ConfigError as error:  # one bad row is no reason to end a run
+                raise EnvError(f"Workspace: {error}") from error
         return self._repositories[0]
 
     async def _files(self) -> Tree:

@@ -219,7 +219,7 @@ def _is_test(item: Any) -> bool:
     function = getattr(item.obj, "__func__", item.obj)
     if is_remote(item.obj) or is_remote(getattr(item, "cls", None)) or type(function) is not types.FunctionType:
         return False
-    return bool(inspect.unwrap(function).__name__ == getattr(item, "originalname", item.name))
+    return bool(function.__name__ == getattr(item, "originalname", item.name))
 
 
 def _is_mock(value: Any) -> bool:
