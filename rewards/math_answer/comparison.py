@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from rewards.math_answer.evaluation import difference, settled
-from rewards.math_answer.nodes import Node, variables
+from rewards.math_answer.nodes import BIG_OPERATORS, Node, variables
 from rewards.math_answer.outcomes import Rejected, Undecided, Unread
 from rewards.math_answer.relations import is_sum_of_names, pieces_of
 from rewards.math_answer.sampling import cancelling, constant_ratio, has_free_base, same_everywhere
@@ -198,6 +198,8 @@ class Comparison:
 
     def sum_named(self, answer: Equation, gold: Scalar) -> bool:
         """m + n = 14 says what m + n is."""
+        if answer.left[0] in BIG_OPERATORS:
+            return self.nodes(answer.right, gold.node) and self.nodes(answer.left, answer.right)
         named = is_sum_of_names(answer.left) and not variables(answer.right) and not variables(gold.node)
         return named and not gold.percent and self.nodes(answer.right, gold.node)
 

@@ -354,12 +354,13 @@ class _Parser:
         return node if power is None else ("^", node, power)
 
     def many(self) -> tuple[Node, ...]:
-        self.take("(")
+        closing = r"\}" if self.sees(r"\{") else ")"
+        self.take(r"\{" if closing == r"\}" else "(")
         found = [self.sum()]
         while self.sees(","):
             self.position += 1
             found.append(self.sum())
-        self.take(")")
+        self.take(closing)
         return tuple(found)
 
     def function_argument(self) -> Node:

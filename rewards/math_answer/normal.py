@@ -68,6 +68,9 @@ _WRAPPER = re.compile(
 )
 _WORDS = ("text", "mbox", "hbox", "emph", "underline")
 _PIECE = re.compile(rf"{WORD_START}[^{WORD_END}]*{WORD_END}|(\\?)([^\W\d_]+(?:['’-][^\W\d_]+)*)|.", re.DOTALL)
+_AROUND_MATHS = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathrm|mathit|mathsf|mathord|ensuremath)\s*(?=\{)")
+_MATHS_IN_TEXT = re.compile(r"\\(?:text|mbox|hbox)\s*\{\s*\$([^$]*)\$\s*\}")
+_SPACE_OF = re.compile(r"\\[hv]space\*?\s*\{[^{}]*\}")
 _FRACTION = re.compile(r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![\d.,}])[1-9]\d{0,2}(?:\{,\}\d{3})+(?!\d|\{,\})")
 _BINOMIAL = re.compile(r"\\[dt]binom(?![A-Za-z])")
@@ -86,13 +89,19 @@ def normalise(answer: str) -> str:
         answer = unicodedata.normalize("NFKC", answer)
         answer = "".join(str(unicodedata.decimal(letter, letter)) for letter in answer)
     # Of other digits it is a decimal comma, as it is written in much of Europe.
-    answer = _THOUSANDS.sub(lambda found: found[0].replace("{,}", ""), answer)
+    if "{,}" in answer:
+        answer = _THOUSANDS.sub(lambda found: found[0].replace("{,}", ""), answer)
     answer = answer.replace(r"\textdollar", r"\$").replace(r"\$", _DOLLAR)
     # \\[2pt] ends a row; it is no opening of a display.
     answer = re.sub(r"\\\\\s*\[[^\]]*pt\]", r"\\\\ ", answer)
+    if "{" in answer:
+        answer = _SPACE_OF.sub(" ", _MATHS_IN_TEXT.sub(r"{\1}", answer))
+    if "U" in answer:
+        answer = re.sub(r"(?<=[\])]) ?U ?(?=[\[(])", r"\\cup ", answer)
     answer = re.sub(r"\$|(?<!\\)\\[()\[\]]", " ", answer).replace(_DOLLAR, r"\$")
     answer = re.sub(r"(?<=\d,)\\!\s*(?=\d)|\\!", "", answer)
-    answer = re.sub(r"(^|=)\s*~", r"\1\\sim ", answer)  # "about", where it can't be a space
+    if "~" in answer:
+        answer = re.sub(r"(^|=)\s*~", r"\1\\sim ", answer)  # "about", where it can't be a space
     answer = _STYLE.sub(" ", answer)
     answer = re.sub(r"(?<!\\)\\[,;:> ]|~", " ", answer)
     for _ in range(4):
@@ -100,6 +109,7 @@ def normalise(answer: str) -> str:
         if unwrapped == answer:
             break
         answer = unwrapped
+    answer = _AROUND_MATHS.sub(" ", answer)
     answer = _SPACING.sub(_space, answer)
     answer = _BINOMIAL.sub(r"\\binom", _FRACTION.sub(r"\\frac", answer))
     answer = re.sub(r"\s+", " ", answer).strip()
@@ -145,7 +155,8 @@ def _unwrap(found: re.Match[str]) -> str:
     command, content = found[1], found[2]
     if command == "phantom":
         return " "
-    prose = command.startswith(_WORDS)
+    prose = command.startswith(_WORDS) and content.strip() not in ("gcd", "lcm")
+    content = re.sub(r"\b(sq|cu)\.", r"\1", content)
 
     def mark(piece: re.Match[str]) -> str:
         backslash, run = piece[1], piece[2]

@@ -40,6 +40,7 @@ _BASES = {name: base for base, name in enumerate(_BASE_NAMES.split(), 2)} | {"si
 _ARTICLES = words("a an the")
 _REAL_LINE = frozenset({"all real numbers", "all reals", "all real", "real numbers", "reals"})
 _SAME_WORDS = {"no solutions": "no solution", "dne": "does not exist"}
+_MAX_LABEL = 3
 _OPENING = ("(", "[", r"\{", "{", "lfloor", "lceil", "langle")
 _CLOSING = (")", "]", r"\}", "}", "rfloor", "rceil", "rangle")
 _BETWEEN_SETS = ("cup", "cap", "setminus", "in")
@@ -76,8 +77,12 @@ def read_tokens(tokens: list[Token]) -> Value:
         return system
     if text := _text(tokens):
         return text
+    if (told := _labelled(tokens) or _about(tokens)) is not None:
+        return told
     items, joined = _listed(tokens)
-    if len(items) > 1:
+    if len(items) == 1:
+        tokens = items[0]
+    else:
         return relations.joined([read_tokens(item) for item in items], joined)
     if any(token.text in relations.SIGNS and token.kind in ("op", "cmd") for token in tokens):
         relation = relations.read_relation(tokens, read_tokens)
@@ -91,6 +96,34 @@ def read_tokens(tokens: list[Token]) -> Value:
         or _matrix(tokens)
         or read_scalar(tokens)
     )
+
+
+def _labelled(tokens: list[Token]) -> Value | None:
+    """Domain: (0, 1)."""
+    at = next((index for index, token in enumerate(tokens) if token.kind != "word"), 0)
+    if not at or tokens[at].text != ":" or len(tokens) == at + 1 or at > _MAX_LABEL:
+        return None
+    name = relations.name_of(tokens[:at])
+    if name is None:
+        raise Unread
+    return Assignment(name, read_tokens(tokens[at + 1 :]))
+
+
+def _about(tokens: list[Token]) -> Value | None:
+    """An exact value, and after "about" the same one rounded; None where nothing is about another."""
+    if not any(token.text == "approx" for token in tokens):
+        return None
+    sides, _ = split(tokens, "approx")
+    if len(sides) != 2 or not all(sides):
+        raise Unread
+    exact, rounded = map(read_tokens, sides)
+    value = exact.value if isinstance(exact, Assignment) else exact
+    if not (isinstance(value, Scalar) and isinstance(rounded, Scalar) and rounded.decimals):
+        raise Unread
+    off = ("|", ("+", (value.node, ("-", rounded.node))))
+    if not relations.below(off, Fraction(1, 2 * 10**rounded.decimals)):
+        raise Unread
+    return exact
 
 
 def depths(tokens: list[Token]) -> list[int]:
@@ -145,7 +178,15 @@ def _listed(tokens: list[Token]) -> tuple[list[list[Token]], str]:
         raise Unread
     if len(items) > MAX_ITEMS:
         raise Rejected("too_many_items")
+    if len(items) == 2 and _any_integer(items[1], items[0]):
+        return items[:1], ""
     return items, words.pop() if words else ","
+
+
+def _any_integer(condition: list[Token], value: list[Token]) -> bool:
+    """The k in Z behind a value with a k in it, which is left out as often."""
+    said = [token.text for token in condition]
+    return said[1:] == ["in", "mathbb", "{", "Z", "}"] and any(token.text == said[0] for token in value)
 
 
 def _unbraced(tokens: list[Token]) -> list[Token]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+from rewards.math_answer.evaluation import settled
 from rewards.math_answer.nodes import Node, variables
-from rewards.math_answer.outcomes import Unread
+from rewards.math_answer.outcomes import Undecided, Undefined, Unread
 from rewards.math_answer.tokens import Token
 from rewards.math_answer.units import REFUSED, words
 from rewards.math_answer.values import (
@@ -29,7 +31,7 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _ARTICLES = words("a an the this")
 _NAME = re.compile(
     r"[A-Za-z](?:_\w+|_\{[\w,]+\})?'?(?:\([A-Za-z](?:,[A-Za-z])*\))?|(?:m?angle|triangle|m angle)?[A-Z]{1,4}"
-    r"|(?:overline|\|)?\{?[A-Z]{2}\}?\|?|\|[A-Z]\||(?:P|E|V|Var)[(\[][^()\[\]]+[)\]]|frac\{d[a-z]\}\{d[a-z]\}"
+    r"|[fgh]\^\{-1\}\([A-Za-z]\)|\|vec\{[A-Za-z]\}\||(?:overline|\|)?\{?[A-Z]{2}\}?\|?|\|[A-Z]\||(?:P|E|V|Var)[(\[][^()\[\]]+[)\]]|frac\{d[a-z]\}\{d[a-z]\}"
 )
 
 _POINT = re.compile(r"\([A-Za-z](?:_\w)?(?:,[A-Za-z](?:_\w)?)+\)")
@@ -84,6 +86,8 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
         values = [read(side) for side in sides]
         if len(sides) == 2 and any(isinstance(value, Scalar) and variables(value.node) for value in values):
             return _equation(*values)
+        if len(values) == 2 and (point := _coordinates(*values)):
+            return point
         if isinstance(values[0], Scalar) and is_sum_of_names(values[0].node):
             return Assignment("sum", values[-1], tuple(values[1:-1]))
         return Assignment("", values[-1], tuple(values[:-1]))
@@ -96,8 +100,20 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
     return Assignment(name, last, tuple(values[:-1]))
 
 
+def _coordinates(names: Value, point: Value) -> Unordered | None:
+    """(x, y) = (1, 2) as x = 1, y = 2."""
+    if not (isinstance(names, Ordered) and isinstance(point, Ordered) and names.brackets == point.brackets == "()"):
+        return None
+    named = [item.node[1] for item in names.items if isinstance(item, Scalar) and item.node[0] == "var"]
+    if len(set(named)) != len(names.items) or len(named) != len(point.items):
+        return None
+    return Unordered(tuple(Assignment(name, value) for name, value in zip(named, point.items, strict=True)))
+
+
 def is_sum_of_names(node: Node) -> bool:
-    """m + n, which is another name for its value."""
+    """m + n or sin x, which is another name for its value."""
+    if node[0] == "fn":
+        return len(node[2]) == 1 and node[2][0][0] == "var" and node[1] in ("sin", "cos", "tan", "cot", "sec", "csc")
     terms = node[1] if node[0] == "+" else ()
     return len(terms) > 1 and all(term[0] == "var" for term in terms) and len(set(terms)) == len(terms)
 
@@ -155,6 +171,15 @@ def _solved(ends: list[Scalar | Infinity], signs: list[str], middle: int, name: 
                 raise Unread
             high, closed_high = end, sign == ">="
     return RealSet((Piece(low, closed_low, high, closed_high),), (), name)
+
+
+def below(node: Node, bound: Fraction) -> bool:
+    """Whether a number is that small. Raises Unread where it is none."""
+    try:
+        value, evaluator = settled(node, {}, Fraction(7))
+    except (Undecided, Undefined):
+        raise Unread from None
+    return bool(value < bound) if isinstance(value, Fraction) else bool(value < evaluator.inexact(bound))
 
 
 def pieces_of(value: Value) -> list[Piece]:

@@ -11,14 +11,14 @@ from rewards.math_answer.evaluation import settled
 from rewards.math_answer.nodes import Node
 from rewards.math_answer.outcomes import Undecided, Undefined, Unread
 from rewards.math_answer.tokens import Token
-from rewards.math_answer.units import scale_of, unit_of
+from rewards.math_answer.units import is_ordinal, scale_of, unit_of
 from rewards.math_answer.values import Scalar, Value
 
 
 def read_scalar(tokens: list[Token]) -> Value:
     bare = tokens[0].text if len(tokens) == 1 and tokens[0].text.isdigit() else ""
     tokens, money = _without_money(tokens)
-    tokens, words, percent = _without_unit(_degrees_of(tokens))
+    tokens, words, percent = _without_unit(_with_words(tokens))
     factor, words = scale_of(words)
     node = expression.parse(tokens)
     unit = unit_of(words, single=_single(node)) if words else None
@@ -61,8 +61,10 @@ def _single(node: Node) -> bool:
     return isinstance(value, Fraction) and abs(value) <= 1
 
 
-def _degrees_of(tokens: list[Token]) -> list[Token]:
-    """The C of 20 degrees C as a word."""
+def _with_words(tokens: list[Token]) -> list[Token]:
+    """The C of 20 degrees C as a word, and the th that is raised."""
+    if [token.text for token in tokens[-4:-2]] == ["^", "{"] and tokens[-1].text == "}" and is_ordinal(tokens[-2].text):
+        return [*tokens[:-4], tokens[-2]]
     last = tokens[-1] if tokens else None
     if last and last.kind == "let" and last.text in ("C", "F"):
         before = [token.text for token in tokens[-4:-1]]

@@ -139,6 +139,10 @@ def unit_of(words: list[str], *, single: bool = False) -> str | None:
     return " ".join(parts).replace(" ^", "^")
 
 
+def is_ordinal(word: str) -> bool:
+    return word in _ORDINALS
+
+
 def _known(word: str) -> bool:
     return any(spelling in _SYNONYMS or spelling in _CANONICAL for spelling in (word, word.casefold())) or (
         word in _COUNTERS or word in _ABBREVIATIONS or word in _LETTERS or word.casefold() in _ORDINALS
