@@ -86,8 +86,6 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
         values = [read(side) for side in sides]
         if len(sides) == 2 and any(isinstance(value, Scalar) and variables(value.node) for value in values):
             return _equation(*values)
-        if len(values) == 2 and (point := _coordinates(*values)):
-            return point
         if isinstance(values[0], Scalar) and is_sum_of_names(values[0].node):
             return Assignment("sum", values[-1], tuple(values[1:-1]))
         return Assignment("", values[-1], tuple(values[:-1]))
@@ -98,16 +96,6 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
     if len(values) == 1 and isinstance(last, Scalar) and name in variables(last.node):
         return _equation(Scalar(("var", name)), last)
     return Assignment(name, last, tuple(values[:-1]))
-
-
-def _coordinates(names: Value, point: Value) -> Unordered | None:
-    """(x, y) = (1, 2) as x = 1, y = 2."""
-    if not (isinstance(names, Ordered) and isinstance(point, Ordered) and names.brackets == point.brackets == "()"):
-        return None
-    named = [item.node[1] for item in names.items if isinstance(item, Scalar) and item.node[0] == "var"]
-    if len(set(named)) != len(names.items) or len(named) != len(point.items):
-        return None
-    return Unordered(tuple(Assignment(name, value) for name, value in zip(named, point.items, strict=True)))
 
 
 def is_sum_of_names(node: Node) -> bool:
