@@ -116,9 +116,13 @@ def _disagreement(ids: list[int], logprobs: list[Any], named: list[int], vocab_s
     if named != ids:
         place = next(n for n, (id, other) in enumerate(zip(ids, named, strict=True)) if id != other)
         return f"output id {place} is {ids[place]}, but the logprob there is that of {named[place]}"
-    if None in logprobs:
-        return f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
-    if not math.isfinite(sum(logprobs)) or max(logprobs) > _ROUNDING:
+    try:
+        sound = math.isfinite(sum(logprobs)) and max(logprobs) <= _ROUNDING
+    except TypeError:
+        sound = False
+    if not sound:
+        if None in logprobs:
+            return f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
         wrong = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
         return f"output logprob {logprobs.index(wrong)} is {wrong}, which is no log-probability"
     if not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < (vocab_size or math.inf)):

@@ -348,7 +348,10 @@ class SGLangEngine:
             raise refuse("a request with this id is in flight; ids must be unique")
         if not len(ids):
             raise refuse("an empty prompt; give at least one token")
-        if not (ids.min() >= 0 and ids.max() < self.vocab_size):
+        if ids.dtype.kind != "i":
+            raise refuse(f"token ids must be integers, these are {ids.dtype}")
+        # One look for both bounds: as an unsigned number, a negative one is larger than any vocabulary.
+        if ids.view(f"u{ids.itemsize}").max() >= self.vocab_size:
             place = int(np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0])
             raise refuse(f"token id {ids[place]} at position {place} is outside the vocabulary of {self.vocab_size}")
         if len(ids) >= context:

@@ -162,6 +162,7 @@ async def test_a_full_request_says_length_and_another_end_token_than_was_asked_f
         ([], {}, "an empty prompt"),
         ([5, 264, 1, -1], {}, "token id 264 at position 1 is outside the vocabulary of 264"),
         ([5, 2, -1], {}, "token id -1 at position 2 is outside"),
+        ([5, 2.0], {}, "token ids must be integers, these are float64"),
         ([1] * 64, {}, "a prompt of 64 tokens leaves no room in a context of 64"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ([1], {"temperature": float("nan")}, "temperature finite"),
