@@ -21,9 +21,8 @@ CASES = ROOT / "tests" / "cases" / "math.json"
 COMMAND = [sys.executable, "-m", "gspo_agent.cli", "verify"]
 
 
-def run(*arguments: str, input: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, cwd=ROOT, input=input, capture_output=True, text=True, check=False)
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_one_text_is_verified_and_says_why() -> None:
@@ -62,13 +61,18 @@ async def test_rows_that_cannot_be_used_are_named_and_the_others_verified(
     assert said.err.splitlines()[-1].startswith("5 verified, ")
 
 
-def test_rows_come_from_standard_input_too() -> None:
+async def test_rows_come_from_standard_input_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"id": None, "text": r"\boxed{7}", "gold": 7}, {"text": r"\boxed{7}", "gold": 7.5}]
-    finished = run("--jsonl", "-", input="\n".join(map(json.dumps, rows)))
-    (line,) = map(json.loads, finished.stdout.splitlines())
+    (tmp_path / "stdin").write_text("\n".join(map(json.dumps, rows)))
+    with (tmp_path / "stdin").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert await files.verify_file(Path("-")) == 1
+    said = capsys.readouterr()
+    (line,) = map(json.loads, said.out.splitlines())
     assert (line["id"], line["correct"]) == ("standard input:1", True)
-    assert finished.stderr.startswith("standard input:2: gold: is float, not text\n")
-    assert finished.returncode == 1
+    assert said.err.startswith("standard input:2: gold: is float, not text\n")
 
 
 def many(tmp_path: Path) -> str:

@@ -100,15 +100,15 @@ async def ticks_until(seconds: float) -> int:
     return ticks
 
 
-def test_a_worker_that_gets_no_time_says_nothing_about_the_answer() -> None:
+def test_a_worker_that_gets_no_time_says_nothing_about_the_answer(workers: Workers) -> None:
     """As on a machine that is too busy: here the workers are stopped."""
-    with Workers(size=1, spares=1, wall_s=0.3) as workers:
-        for worker in (taken := [workers._take(False), workers._take(False)]):
-            worker.get_ready(60)
-            os.kill(worker.pid, signal.SIGSTOP)
-        for worker in taken:
-            workers._back(worker, keep=True)
-        verdict = workers.judge(*ENDLESS)
+    workers.judge(*SUM)
+    for stopped in workers._idle[False]:
+        stopped.get_ready(60)
+        os.kill(stopped.pid, signal.SIGSTOP)
+    workers.wall_s = 0.2
+    verdict = workers.judge(*ENDLESS)
+    workers.wall_s = 60
     assert (verdict.reason, verdict.scored) == ("starved", False)
 
 
@@ -152,14 +152,14 @@ async def test_cancelling_kills_the_worker_and_the_next_one_answers(workers: Wor
 
 
 ORPHAN = r"""
-import json, sys, threading
+import json, sys, threading, time
 from rewards.math_answer import Workers
 
 workers = Workers(size=2, spares=1, cpu_s=1)
 for pair in json.loads(sys.argv[1]):
     threading.Thread(target=workers.judge, args=pair).start()
-while sum(worker.jobs for worker in workers._busy) < 2:
-    pass
+while sum(worker.jobs for worker in list(workers._busy)) < 2:
+    time.sleep(0.01)
 print([worker.pid for worker in (*workers._busy, *workers._idle[False])], flush=True)
 sys.stdin.read()
 """
@@ -276,8 +276,8 @@ stop.set()
 
 
 @pytest.mark.slow
-def test_a_process_with_a_gigabyte_and_a_hundred_threads_starts_workers() -> None:
-    assert printed([sys.executable, "-c", LARGE, json.dumps([SUM, OTHER_SUM])]) == [[True, False, 0]]
+def test_a_process_with_a_gigabyte_and_a_hundred_threads_starts_workers(tmp_path: Path) -> None:
+    assert printed([sys.executable, "-c", LARGE, json.dumps([SUM, OTHER_SUM])], tmp_path) == [[True, False, 0]]
 
 
 RANK = r"""
@@ -310,11 +310,12 @@ def test_ranks_of_torchrun_have_workers_of_their_own(tmp_path: Path) -> None:
     rank = tmp_path / "rank.py"
     rank.write_text(RANK)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert printed([*torchrun, str(rank), json.dumps([SUM, OTHER_SUM])]) == [[[2.0, 0.0, 2.0], 0]]
+    assert printed([*torchrun, str(rank), json.dumps([SUM, OTHER_SUM])], tmp_path) == [[[2.0, 0.0, 2.0], 0]]
 
 
-def printed(command: list[str]) -> list[Any]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def printed(command: list[str], directory: Path) -> list[Any]:
+    """What it prints; `directory` is for its temporary files, which torchrun leaves behind."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(directory)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
