@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from fractions import Fraction
 
 from rewards.math_answer import expression, relations
-from rewards.math_answer.evaluation import settled
-from rewards.math_answer.nodes import Node
-from rewards.math_answer.outcomes import Undecided, Undefined, Unread
+from rewards.math_answer.outcomes import Unread
 from rewards.math_answer.tokens import Token
 from rewards.math_answer.units import is_ordinal, scale_of, unit_of
 from rewards.math_answer.values import Scalar, Value
@@ -21,7 +18,7 @@ def read_scalar(tokens: list[Token]) -> Value:
     tokens, words, percent = _without_unit(_with_words(tokens))
     factor, words = scale_of(words)
     node = expression.parse(tokens)
-    unit = unit_of(words, single=_single(node)) if words else None
+    unit = unit_of(words) if words else None
     if (words and unit is None) or (money and unit not in (None, money)):
         raise Unread
     if factor != 1:
@@ -50,15 +47,6 @@ def _without_money(tokens: list[Token]) -> tuple[list[Token], str | None]:
     if len(at) > 1 or at[0] not in (0, len(tokens) - 1, *([1] if tokens[0].text in ("-", "+") else [])):
         raise Unread
     return tokens[: at[0]] + tokens[at[0] + 1 :], tokens[at[0]].text
-
-
-def _single(node: Node) -> bool:
-    """Whether it is one, or a fraction of one: "3/4 cup"."""
-    try:
-        value, _ = settled(node, {}, Fraction(7))
-    except (Undecided, Undefined):
-        return False
-    return isinstance(value, Fraction) and abs(value) <= 1
 
 
 def _with_words(tokens: list[Token]) -> list[Token]:

@@ -88,7 +88,14 @@ _COUNTERS = words(
     "개 명 원 가지 권 마리 번 살 세 시간 분 초 일 년 월 주 도 배 점 장 대 자루 송이 그루 미터 센티미터 킬로미터"
 )
 """Of counted things in Chinese, Japanese and Korean; other signs behind a number may make another one of it."""
-_PLURALS = words("women men mice sheep fish deer dice geese teeth oxen")
+_THINGS = words(
+    "women men mice sheep fish deer dice geese teeth oxen cup teaspoon tablespoon pint quart gallon acre pizza pie "
+    "cake loaf bottle glass piece slice apple orange egg cookie ball card coin marble book page pencil box bag "
+    "basket ticket student man woman boy girl team car train ship house room floor table chair tree flower dog cat "
+    "bird cow horse way solution root value factor digit term vertex edge face side triangle circle angle line "
+    "segment set subset function permutation combination arrangement outcome game match trip lap step shelf row "
+    "column"
+)
 _BEHIND = words(
     "of in to for with on per at old each apart long wide tall high deep thick total altogether away remaining"
 )
@@ -102,16 +109,16 @@ def is_unit(run: str) -> bool:
     return run in _ABBREVIATIONS
 
 
-def unit_of(words: list[str], *, single: bool = False) -> str | None:
+def unit_of(words: list[str]) -> str | None:
     """One spelling for the words behind a number, of which "/" and "^2" are some; None if they are no unit.
 
-    There has to be a unit among them, or a plural, or for a `single` one any noun, with little behind it:
-    "7 presumably" is no number of things, and "7 dollars off" another number of dollars.
+    There has to be a unit among them, or a thing that is counted, with little behind it: "7 presumably" is no number of
+    things, and "7 dollars off" another number of dollars.
     """
     if not words or len(words) > MAX_WORDS:
         return None
     counted = [index for index, word in enumerate(words) if _counted(word)]
-    behind = words[counted[-1] + 1 :] if counted else [] if single else words
+    behind = words[counted[-1] + 1 :] if counted else words
     if behind and behind[0].casefold() not in _BEHIND:
         return None
     parts: list[str] = []
@@ -150,10 +157,10 @@ def _known(word: str) -> bool:
 
 
 def _counted(word: str) -> bool:
-    """Whether it is a unit or a thing in the plural."""
+    """Whether it is a unit or a thing, in the plural or well known."""
     low = word.casefold()
     plural = low.endswith("s") and not low.endswith(("ss", "us", "is")) and len(low) > 3
-    return _known(word) or plural or low in _PLURALS
+    return _known(word) or plural or low in _THINGS
 
 
 def _canonical(word: str) -> str:
