@@ -46,11 +46,14 @@ async def judge(
 
 def by_id(result: TestFileResult, wanted: Sequence[str]) -> dict[str, TestVerdict]:
     """A verdict for each of the `wanted` tests, by its id; whoever was judged knows the tests to be sound."""
-    whole = None if result.status == "ok" else (_class(result.status), "", "")
-    whole = whole or _problem_of(result.report, None)
+    report = result.report
+    if result.status != "ok":
+        whole: tuple[Class, str, str] | None = (_class(result.status), "", "")
+    else:  # what one test cannot do keeps the others from nothing
+        refused = report["barred"] or (None if report["tests"] else report["refused"])
+        whole = _problem_of({**report, "refused": refused}, None)
     if whole:
         return dict.fromkeys(wanted, _blamed(_failed(*whole, result.wall_s)))
-    report = result.report
     found = {
         test["id"]: _blamed(_failed(_class(test["class"]), _reason(test), test.get("text", ""), seconds))
         for test, seconds in zip(report["tests"], report["seconds"], strict=True)

@@ -372,4 +372,25 @@ def test_tree():
     assert c.size() == 3 and t.size() == 2
 """,
     ),
+    "lazy results and bare objects": (
+        """
+MISSING = object()
+def lines(text): return map(str.strip, text.splitlines())
+def numbered(items): return enumerate(items, 1)
+def pairs(items): return zip(items, reversed(items))
+def get(table, key, default=MISSING): return table.get(key, default)
+def is_missing(value): return value is MISSING
+""",
+        """
+from solution import MISSING, get, is_missing, lines, numbered, pairs
+def test_lazy():
+    assert list(lines(" a \\nb")) == ["a", "b"]
+    assert [n for n, _ in numbered("xy")] == [1, 2] and next(lines("c")) == "c"
+    assert list(pairs([1, 2])) == [(1, 2), (2, 1)]
+def test_object():
+    assert get({}, 1) is MISSING and is_missing(get({}, 1)) and get({1: 2}, 1) == 2
+    mine = object()
+    assert get({}, 1, mine) is mine and not is_missing(mine)
+""",
+    ),
 }

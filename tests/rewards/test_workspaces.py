@@ -121,6 +121,37 @@ async def test_tests_inside_of_the_package_are_their_own(sandbox: Sandbox) -> No
     assert await judged(test=NO_TEST, hook=HOOK, init=HOOK, numbers="NINE = 6\n") == ["wrong_answer", "pass"]
 
 
+async def test_one_test_that_cannot_be_run_leaves_the_others_as_they_are(sandbox: Sandbox) -> None:
+    tests = "import slugs\ndef test_a():\n    class A(slugs.B): pass\ndef test_b(): assert slugs.B().x == 1\n"
+    files: tree.Tree = {"slugs.py": ("file", b"class B: x = 1\n")}
+    test_patch = "--- /dev/null\n+++ b/tests/test_b.py\n@@ -0,0 +1,4 @@\n+" + tests.replace("\n", "\n+")[:-1]
+    ids = [f"tests/test_b.py::test_{name}" for name in "ab"]
+    repository = Repository(Image(sandbox, str(FOLDER / "image")), files, SandboxLimits(), [])
+    verdict = await judge({}, row(test_patch=test_patch, patch="", fail_to_pass=ids, pass_to_pass=[]), repository)
+    assert [test.verdict for test in verdict.tests] == ["wrong_answer", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [(HOOK, "is not a hookable attribute"), ("x = 1", "cannot be a plugin of pytest: slugs.plugin")],
+)
+async def test_module_of_the_solution_as_a_plugin_makes_every_test_worthless(
+    hook: str, message: str, sandbox: Sandbox
+) -> None:
+    files: tree.Tree = {
+        "slugs/__init__.py": ("file", b""),
+        "slugs/plugin.py": ("file", hook.encode()),
+        "conftest.py": ("file", b"pytest_plugins = ['slugs.plugin']\n"),
+        "tests/test_b.py": ("file", b"def test(): pass\n"),
+    }
+    test_patch = "--- /dev/null\n+++ b/tests/data\n@@ -0,0 +1 @@\n+x\n"
+    repository = Repository(Image(sandbox, str(FOLDER / "image")), files, SandboxLimits(), [])
+    task = row(test_patch=test_patch, patch="", fail_to_pass=["tests/test_b.py::test"], pass_to_pass=[])
+    verdict = await judge({}, task, repository)
+    assert verdict.verdict == "wrong_answer"
+    assert message in verdict.reason + verdict.tests[0].error
+
+
 async def test_code_as_it_was_is_not_beside_the_tests(sandbox: Sandbox) -> None:
     """Or a test that starts it as a process would pass for ever."""
     hidden = (

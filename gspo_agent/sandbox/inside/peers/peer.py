@@ -151,11 +151,13 @@ class Peer:
         kind = classes.data_kind(type(value))
         plain = [Packer(self._pack).pack(_as_data(value, kind))] if kind else []
         tag = "$awaited" if inspect.iscoroutine(value) else "$mine"
-        return {tag: [self._number(value), self._pack_class(type(value)), *plain]}
+        return {tag: [self._number(value), self._described_class(type(value)), *plain]}
 
     def _pack_class(self, cls: type) -> Any:
-        if classes.by_name(cls):
-            return {"$type": cls.__name__}
+        return {"$type": cls.__name__} if classes.by_name(cls) else self._described_class(cls)
+
+    def _described_class(self, cls: type) -> Any:
+        """Of an object that stays here: also a built-in class, as that of a map, has one that stands for it."""
         number = self._number(cls)
         if number in self._described:
             return {"$class": number}

@@ -29,7 +29,6 @@ _RECURSION = 3000  # pytest's own frames are below those of a test
 _OPTIONS = (
     "-q", "-c", "/dev/null", "--rootdir=.", "--confcutdir=.", "--tb=short",
     "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:junitxml", "-p", "no:pastebin", "-p", "no:stepwise",
-    "-p", "no:legacypath", "-p", "no:doctest",
 )  # fmt: skip
 _ITERATION = ("__iter__", "__next__")
 _TEXT = 4000
@@ -54,7 +53,10 @@ def run_tests(questions: Questions) -> None:
     sys.setrecursionlimit(_RECURSION)
     sys.meta_path.insert(0, _Finder(peer, wanted["own"]))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    pytest.main([*_OPTIONS, wanted["file"]], plugins=[record])
+    try:
+        pytest.main([*_OPTIONS, wanted["file"]], plugins=[record])
+    except BaseException as error:
+        record.broken = error  # before there were tests
     questions.answer(json.dumps({"report": record.report()}).encode() + b"\n")
 
 
@@ -279,12 +281,14 @@ class _Record:
         self.seconds: dict[str, float] = {}
         self.refused: str | None = None
         """What the tests did that cannot be done from outside."""
+        self.barred: str | None = None
+        """Why nothing that the tests say can be believed."""
         self.broken: BaseException | None = None
         """What the test file itself raised."""
 
     def pytest_plugin_registered(self, plugin: object) -> None:
         if is_remote(plugin):
-            self.refused = f"a module of the solution cannot be a plugin of pytest: {vars(plugin)['__name__']}"
+            self.barred = f"a module of the solution cannot be a plugin of pytest: {vars(plugin)['__name__']}"
 
     def pytest_collection_finish(self, session: Any) -> None:
         self.items = [item.nodeid for item in session.items]
@@ -360,7 +364,8 @@ class _Record:
             ],
             "seconds": [self.seconds.get(name, 0.0) for name in self.items],
             "lost": self.peer.lost,
-            "refused": self.refused,
+            "refused": self.barred or self.refused,
+            "barred": self.barred,
             "load": load,
             "broken": self.broken and f"{type(self.broken).__name__}: {self.broken}"[:_TEXT],
             "blamed": self.broken is not None and _is_of_solution(self.broken, self.peer.modules),
