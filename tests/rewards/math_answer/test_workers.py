@@ -350,7 +350,7 @@ def test_a_second_opinion_is_asked_about_what_is_undecided_and_nothing_else() ->
 @pytest.fixture(scope="module")
 def second() -> Iterator[Workers]:
     pytest.importorskip("math_verify")
-    with Workers(cpu_s=30, wall_s=60) as workers:
+    with Workers(cpu_s=2, wall_s=60) as workers:
         yield workers
 
 
