@@ -6,18 +6,20 @@ import is here, so that whoever wants them waits little longer than that.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 _MODULES = (
-    "_sha512 _weakrefset array ast atexit bisect cmath codecs collections contextlib copy dataclasses datetime decimal "
-    "enum fractions functools heapq io itertools json linecache math numbers operator re string struct textwrap time "
-    "traceback types typing warnings"
+    "_sha512 _sha2 _weakrefset array ast atexit bisect cmath codecs collections contextlib copy dataclasses datetime "
+    "decimal enum fractions functools heapq io itertools json linecache math numbers operator re string struct textwrap "
+    "time traceback types typing warnings"
 )
 
 
 def import_all() -> None:
     for name in _MODULES.split():
-        __import__(name)
+        with contextlib.suppress(ImportError):  # _sha512 became _sha2 in Python 3.12
+            __import__(name)
 
 
 def import_packages(directories: list[str]) -> None:
