@@ -11,8 +11,8 @@ import sys
 
 _MODULES = (
     "_sha512 _sha2 _weakrefset array ast atexit bisect cmath codecs collections contextlib copy dataclasses datetime "
-    "decimal enum fractions functools heapq io itertools json linecache math numbers operator re string struct textwrap "
-    "time traceback types typing warnings"
+    "decimal enum fractions functools heapq io itertools json linecache math numbers operator re string struct "
+    "textwrap time traceback types typing warnings"
 )
 
 
