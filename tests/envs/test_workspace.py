@@ -158,10 +158,10 @@ async def in_one_process(env: Workspace, task: dict[str, Any]) -> int | None:
 @pytest.mark.parametrize("name", CHEATS)
 async def test_cheating_is_in_vain(name: str) -> None:
     task, env = TASKS["invoice"], Workspace(images=str(FOLDER))
-    _, reward = await play(task, *CHEATS[name], SUBMIT, env=env)
-    assert reward == 0.0
-    verdict = await judge(env.changes, {**task, "pass_to_pass": []}, await env._repository())
-    assert (verdict.scored, verdict.passed) == (True, 0), verdict
+    await play(task, *CHEATS[name], env=env)
+    verdict = await judge(env.changes, task, await env._repository())
+    assert verdict.scored
+    assert all(test.verdict != "pass" for test in verdict.tests[: len(task["fail_to_pass"])]), verdict
     if name != "skipping":
         assert await in_one_process(env, task) == 0, "nobody would be fooled by it"
 

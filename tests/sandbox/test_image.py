@@ -52,16 +52,14 @@ def test_what_is_no_image_is_named(name: str, message: str, tmp_path: Path) -> N
 async def test_servers_of_images_that_were_not_used_for_long_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_SERVERS", 2)
+    monkeypatch.setattr(module, "_MAX_SERVERS", 1)
+    for number in range(3):
+        package(tmp_path / str(number) / "lib" / OWN / "site-packages", "it")
     async with Sandbox() as own:
-        images = []
-        for number in range(3):
-            package(tmp_path / str(number) / "lib" / OWN / "site-packages", "it")
-            images.append(Image(own, str(tmp_path / str(number))))
-            await images[-1].run({}, ["-c", "import it"], LIMITS)
-        first, second = own.servers()
-        with own.channel(image=images[1].name):
-            await images[2].run({}, ["-c", "import it"], LIMITS)
+        images = [Image(own, str(tmp_path / str(number))) for number in range(3)]
+        with own.channel(image=images[0].name):
+            await images[1].run({}, ["-c", "import it"], LIMITS)
+            first, second = own.servers()
             assert (first.busy, second.busy) == (True, False)
-            await images[0].run({}, ["-c", "import it"], LIMITS)
+            await images[2].run({}, ["-c", "import it"], LIMITS)
             assert (first.alive, second.alive) == (True, False)
