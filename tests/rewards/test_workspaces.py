@@ -87,7 +87,11 @@ INSIDE = {
     "src/shapes/tests/numbers.py": "NINE = 9\n",
     "src/shapes/tests/test_core.py": (
         "from shapes.tests import numbers\nfrom .numbers import NINE\nfrom .. import core\nfrom ..core import area\n"
+        "import shapes\nimport shapes.tests.numbers as direct\nfrom shapes import tests\n"
         "def test_area(side): assert area(side) == core.area(side) == NINE == numbers.NINE\n"
+        "def test_direct(side): assert area(side) == direct.NINE\n"
+        "def test_by_name(side): assert area(side) == shapes.tests.numbers.NINE\n"
+        "def test_from(side): assert area(side) == tests.numbers.NINE\n"
         "def test_two(): assert area(2) == 4\n"
     ),
 }
@@ -102,7 +106,7 @@ async def test_tests_inside_of_the_package_are_their_own(sandbox: Sandbox) -> No
     repository = Repository(image, {**files, path: ("file", NO_TEST.encode())}, SandboxLimits(), [])
     new = INSIDE[path].splitlines(keepends=True)
     task = row(
-        fail_to_pass=[f"{path}::test_area"],
+        fail_to_pass=[f"{path}::test_{name}" for name in ("area", "direct", "by_name", "from")],
         pass_to_pass=[f"{path}::test_two"],
         test_patch=f"--- a/{path}\n+++ b/{path}\n@@ -1,2 +1,{len(new)} @@\n-"
         + NO_TEST.replace("\nd", "\n-d")
@@ -112,13 +116,16 @@ async def test_tests_inside_of_the_package_are_their_own(sandbox: Sandbox) -> No
 
     async def judged(**changes: str) -> list[str]:
         names = {"core": "src/shapes/core.py", "test": path, "hook": "src/shapes/conftest.py"}
+        names |= {"shapes": "src/shapes/__init__.py"}
         names |= {"init": "src/shapes/tests/__init__.py", "numbers": "src/shapes/tests/numbers.py"}
         verdict = await judge({names[key]: ("file", text.encode()) for key, text in changes.items()}, task, repository)
         return [test.verdict for test in verdict.tests]
 
-    assert await judged() == ["wrong_answer", "pass"]
-    assert await judged(core="def area(side): return side**2\n") == ["pass", "pass"]
-    assert await judged(test=NO_TEST, hook=HOOK, init=HOOK, numbers="NINE = 6\n") == ["wrong_answer", "pass"]
+    wrong = ["wrong_answer"] * 4 + ["pass"]
+    assert await judged() == wrong
+    assert await judged(core="def area(side): return side**2\n") == ["pass"] * 5
+    assert await judged(test=NO_TEST, hook=HOOK, init=HOOK, numbers="NINE = 6\n") == wrong
+    assert await judged(shapes="class tests:\n    class numbers: NINE = 6\n") == wrong
 
 
 async def test_one_test_that_cannot_be_run_leaves_the_others_as_they_are(sandbox: Sandbox) -> None:

@@ -85,6 +85,10 @@ class Peer:
         """Hears of each object that is looked up by name in a module of the other side."""
         return value
 
+    def own_module(self, name: str) -> types.ModuleType | None:
+        """The module of this side that has a name inside of a module of the other side."""
+        return None
+
     def starred(self, names: Any) -> Any:
         """What `from module import *` takes of the names that a module of the other side has for it."""
         return names

@@ -189,6 +189,9 @@ class RemoteModule(types.ModuleType):
         if name.startswith("__remote") or name in _IMPORT:
             raise AttributeError(name)
         peer = vars(self)["__remote__"][0]
+        own = peer.own_module(f"{self.__name__}.{name}")
+        if own is not None:
+            return own
         if name == "__all__":
             return peer.starred(peer.ask("names", self))
         return peer.named(name, peer.ask("get", self, name))

@@ -48,10 +48,10 @@ def run_tests(questions: Questions) -> None:
     wanted, files = json.loads(head), tree.changed({}, tree.unpack(packed))
     tree.write(files, ".")
     sources = [files[path][1] for path in files if path == wanted["file"] or path.endswith("conftest.py")]
-    peer = _Tester(questions, wanted["modules"], b"\n".join(sources).decode("utf-8", "replace"))
+    peer = _Tester(questions, wanted["modules"], wanted["own"], b"\n".join(sources).decode("utf-8", "replace"))
     record = _Record(peer)
     sys.setrecursionlimit(_RECURSION)
-    sys.meta_path.insert(0, _Finder(peer, wanted["own"]))
+    sys.meta_path.insert(0, _Finder(peer))
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         pytest.main([*_OPTIONS, wanted["file"]], plugins=[record])
@@ -63,9 +63,11 @@ def run_tests(questions: Questions) -> None:
 class _Tester(Peer):
     strict = True
 
-    def __init__(self, questions: Questions, modules: list[str], source: str) -> None:
+    def __init__(self, questions: Questions, modules: list[str], own: dict[str, str], source: str) -> None:
         super().__init__(self._to_solution, self._from_solution)
         self.questions, self.modules = questions, frozenset(modules)
+        self.own = own
+        """Modules inside of those that are not the solution's, and the directory of each."""
         self.here = os.getcwd()
         self.words = set(re.findall(r"\w+", source))
         self.bound = _bound(source)
@@ -133,6 +135,11 @@ class _Tester(Peer):
         if isinstance(value, RemoteType) and name in self.words:
             value.__remote_named__ = True
         return value
+
+    def own_module(self, name: str) -> types.ModuleType | None:
+        """Also one of the solution's that leads there: asked for it, the solution would name another."""
+        leads = any(own == name or own.startswith(f"{name}.") for own in self.own)
+        return importlib.import_module(name) if leads else None
 
     def starred(self, names: Any) -> Any:
         """What the tests mention and have not from elsewhere: `abs` of the solution would judge its own results."""
@@ -247,15 +254,15 @@ def _bound(source: str) -> set[str]:
 class _Finder:
     """Finds the solution's modules, before anything on the path could, but for those in it that are the tests' own."""
 
-    def __init__(self, peer: _Tester, own: dict[str, str]) -> None:
-        self.peer, self.own = peer, own
+    def __init__(self, peer: _Tester) -> None:
+        self.peer = peer
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
         if name.partition(".")[0] not in self.peer.modules:
             return None
-        if name in self.own:
-            return importlib.machinery.PathFinder.find_spec(name, [f"{self.peer.here}/{self.own[name]}"])
-        if any(name.startswith(f"{package}.") for package in self.own):
+        if name in self.peer.own:
+            return importlib.machinery.PathFinder.find_spec(name, [f"{self.peer.here}/{self.peer.own[name]}"])
+        if any(name.startswith(f"{package}.") for package in self.peer.own):
             return None  # it lies in a package that was found so, whose path leads on
         return importlib.machinery.ModuleSpec(name, self)  # type: ignore[arg-type]
 
