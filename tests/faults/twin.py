@@ -20,7 +20,7 @@ from gspo_agent.trajectory import Trajectory
 from tests.faults.world import WORLDS
 
 _SAME_LOGPROB = 1e-3
-_VIEWED = ("rewards", "messages", "status", "stop_reason", "seed")
+_VIEWED = ("messages", "rewards", "status", "stop_reason", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def compare(journaled: Trajectory, twin: Trajectory) -> Distance:
 def _view(trajectory: Trajectory) -> Any:
     rows = [(row.token_ids, row.sampled, row.rollout_logprobs) for row in trajectory.rows()]
     rewards = [(reward.turn, reward.value, dict(reward.components)) for reward in trajectory.rewards]
-    return rows, rewards, trajectory.messages, trajectory.status, trajectory.stop_reason, trajectory.seed
+    return rows, trajectory.messages, rewards, trajectory.status, trajectory.stop_reason, trajectory.seed
 
 
 def _rows_agree(ours: Any, theirs: Any, exact: bool) -> bool:

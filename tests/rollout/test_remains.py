@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import shutil
 import sqlite3
@@ -22,6 +21,7 @@ from gspo_agent.rollout.ledger import Ledger, read_status
 from tests.rollout.moves import create, new_group, play, train
 
 WAL = "journal.sqlite-wal"
+NOISE = random.Random(0).randbytes(32768)
 
 
 async def killed(root: Path, name: str, steps: int = 3) -> Path:
@@ -121,7 +121,7 @@ async def test_the_log_of_another_run_is_named_and_neither_file_is_touched(fast_
         assert Ledger(journal).last_step().step == 3  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 32768, os.urandom(32768), os.urandom(100)])
+@pytest.mark.parametrize("content", [b"", b"\x00" * 32768, NOISE, NOISE[:100]])
 async def test_a_leftover_index_of_the_log_is_made_anew(fast_path: Path, content: bytes) -> None:
     path = await killed(fast_path, "run")
     path.with_name("journal.sqlite-shm").write_bytes(content)
@@ -130,7 +130,7 @@ async def test_a_leftover_index_of_the_log_is_made_anew(fast_path: Path, content
     assert audit(path).breaches == ()
 
 
-@pytest.mark.parametrize("content", [b"", b"no log at all" * 1000, b"\x37\x7f\x06\x82", os.urandom(5000)])
+@pytest.mark.parametrize("content", [b"", b"no log at all" * 1000, b"\x37\x7f\x06\x82", NOISE[:5000]])
 async def test_what_is_no_log_is_left_out(fast_path: Path, content: bytes) -> None:
     path = await killed(fast_path, "run")
     Journal.open(path).close()
@@ -167,7 +167,7 @@ async def test_a_large_file_is_not_read_through_at_every_start_but_its_ledger_is
         return int(page) - 1
 
     def spoil(page: int) -> None:
-        path.write_bytes(whole[: page * 4096 + 8] + os.urandom(592) + whole[page * 4096 + 600 :])
+        path.write_bytes(whole[: page * 4096 + 8] + NOISE[:592] + whole[page * 4096 + 600 :])
 
     for table in ("slots", "steps"):
         spoil(root(table))
