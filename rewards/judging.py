@@ -15,7 +15,7 @@ from typing import Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gspo_agent.errors import ConfigError, TaskError
+from gspo_agent.errors import ConfigError, GspoAgentError, TaskError
 from gspo_agent.sandbox import Sandbox, SandboxLimits, SandboxSettings
 from gspo_agent.tasks.rows import BadRow, json_lines, read_path, text_field
 from rewards.unit_tests import Verdict, judge
@@ -56,8 +56,7 @@ async def judge_file(path: Path, backend: str = "auto") -> int:
             console.print(f"{place}: {problem}")
         else:
             counts[line["verdict"]] += 1
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+            _say(json.dumps(line))
         progress.advance(bar)
         places.release()
 
@@ -77,6 +76,16 @@ async def judge_file(path: Path, backend: str = "auto") -> int:
     said = [f"{verdict} {count}" for verdict, count in counts.most_common()]
     console.print(", ".join([f"{counts.total()} judged", *said, *([f"rows that cannot be used {bad}"] * (bad > 0))]))
     return bad
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # the disk is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it would be an error once more
+        raise GspoAgentError(f"standard output cannot be written: {error.strerror}") from None
 
 
 def case_rows(path: Path) -> Iterator[tuple[str, Any]]:

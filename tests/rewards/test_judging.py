@@ -131,6 +131,16 @@ def test_file_that_ends_too_early_is_one_line_after_what_was_judged(tmp_path: Pa
     assert len(finished.stderr.splitlines()) == 1
 
 
+def test_standard_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", ECHO)
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(
+            [*COMMAND, str(file)], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert finished.returncode == 1
+    assert finished.stderr == "GspoAgentError: standard output cannot be written: No space left on device\n"
+
+
 async def test_cases_in_one_json_file_are_judged_and_their_texts_generated_inside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
