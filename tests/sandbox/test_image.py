@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gspo_agent.errors import ConfigError, SandboxError
-from gspo_agent.sandbox import Image, Sandbox, SandboxLimits
+from gspo_agent.sandbox import Image, Sandbox, SandboxLimits, SandboxSettings
 from gspo_agent.sandbox import sandbox as module
 from gspo_agent.sandbox.image import sites
+from gspo_agent.sandbox.inside.tree import Tree
 
 OWN = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 LIMITS = SandboxLimits()
@@ -34,6 +35,16 @@ async def test_unpacked_root_lends_its_packages_and_nothing_else(tmp_path: Path,
     assert result.output == b"7 7 None\n"
     files, left_out, commit = await image.repository("/testbed", LIMITS)
     assert (list(files), left_out, commit) == (["repository.py"], [], "")
+
+
+async def test_shell_has_python_with_the_packages(tmp_path: Path, sandbox: Sandbox) -> None:
+    package(tmp_path / "lib" / OWN / "site-packages", "it")
+    command = "cd deep && python3 -c 'import it, top; print(it.x)' | tr 7 8; exit 3"
+    files: Tree = {"top.py": ("file", b""), "deep/x": ("file", b"")}
+    async with Sandbox(SandboxSettings("unsafe")) as unsafe:
+        for own in (sandbox, unsafe):
+            result = await Image(own, str(tmp_path)).run(files, command, LIMITS)
+            assert (result.output, result.exit_code, result.changes) == (b"8\n", 3, {})
 
 
 async def test_packages_of_another_version_are_refused_with_the_remedy(tmp_path: Path, sandbox: Sandbox) -> None:

@@ -59,6 +59,7 @@ def _run(command: list[str] | str) -> int:
     find_sources()
     if isinstance(command, list):
         return _python(command)
+    os.environ["PATH"] = f"{os.environ['PATH']}:{os.path.dirname(sys.executable)}"
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.execv(SHELL, [SHELL, "--norc", "--noprofile", "-c", command])
