@@ -182,6 +182,8 @@ def gold_problem(gold: str, options: Options) -> str | None:
         verdict = judge_text(rf"\boxed{{{_bare(gold).strip()}}}", gold, options)[0]
     except NoAnswer as problem:
         return f"is not equal to itself: no_answer:{problem}"
+    if verdict.reason == "gold_invalid":
+        return "cannot be an answer: it has no value, is too long, or names no choice"
     return None if verdict.correct else f"is not equal to itself: {verdict.reason}"
 
 

@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
-from gspo_agent.background import off_loop
+from gspo_agent.background import Crew
 from gspo_agent.errors import ConfigError
 from rewards.math_answer.normal import normal_form
 from rewards.math_answer.verdict import Options, Verdict, judge_text, read_gold
@@ -63,6 +63,8 @@ class Workers:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
+        # The interpreter runs one thread at a time; a loop would have to wait its turn among all that parse.
+        self._parser, self._askers = Crew(1, "math answer"), Crew(self._size, "math worker")
         self._places = threading.Semaphore(self._size)
         self._idle: dict[bool, deque[_Worker]] = {False: deque(), True: deque()}  # with math-verify: True
         self._busy: set[_Worker] = set()
@@ -83,19 +85,26 @@ class Workers:
             idle = [worker for several in self._idle.values() for worker in several]
             for several in self._idle.values():
                 several.clear()
+        self._parser.end()
+        self._askers.end()
         for worker in idle:
             worker.end()
 
     async def verify(self, text: str, gold: str, options: Options | None = None) -> Verdict:
         """`judge` beside the event loop. Cancelling it kills the worker that is at it."""
-        job = _Job()
+        asked, job = options or Options(), _Job()
+        if asked.second_opinion:
+            need_math_verify()
+        verdict, answer = await self._parser.run(judge_text, text, gold, asked)
+        if verdict.reason != "undecided" or answer is None:
+            return verdict
         try:
-            return await off_loop(self.judge, text, gold, options, job)
+            return await self._askers.run(self._decided, verdict, answer, gold, asked, job)
         except asyncio.CancelledError:
             job.give_up()
             raise
 
-    def judge(self, text: str, gold: str, options: Options | None = None, job: _Job | None = None) -> Verdict:
+    def judge(self, text: str, gold: str, options: Options | None = None) -> Verdict:
         """Like `verify`, in this thread; what that leaves undecided is asked of a worker, and waited for.
 
         Waits for its turn, then at most `wall_s`, or twice that where a worker died or starved. A verdict that is not
@@ -108,13 +117,15 @@ class Workers:
         verdict, answer = judge_text(text, gold, asked)
         if verdict.reason != "undecided" or answer is None:
             return verdict
+        return self._decided(verdict, answer, gold, asked, _Job())
+
+    def _decided(self, verdict: Verdict, answer: str, gold: str, asked: Options, job: _Job) -> Verdict:
         line = {
             "answer": normal_form(answer), "gold": read_gold(gold).normal, "options": asdict(asked), "cpu_s": self.cpu_s
         }  # fmt: skip
-        sent = json.dumps(line).encode() + b"\n"
         with self._places:
             started = time.perf_counter()
-            correct, reason, path = self._asked(sent, job or _Job(), asked.second_opinion)
+            correct, reason, path = self._asked(json.dumps(line).encode() + b"\n", job, asked.second_opinion)
             ms = verdict.ms + 1000 * (time.perf_counter() - started)
         return replace(verdict, correct=correct, reason=reason, path=path, ms=ms)
 

@@ -115,7 +115,7 @@ async def test_an_unusable_task_is_named_and_an_unreadable_gold_answer_is_never_
         await env.areset(options={"task": {"problem": "1?"}})
     unreadable = {"problem": "1?", "gold": "1/0"}
     with pytest.raises(
-        EnvError, match="the gold answer is not equal to itself: gold_invalid"
+        EnvError, match="the gold answer cannot be an answer: it has no value"
     ):  # before a token is spent
         await env.areset(options={"task": unreadable})
     with pytest.raises(Unscored):
@@ -140,8 +140,8 @@ def test_rows_that_cannot_be_tasks_say_why() -> None:
     for changes, said in (
         ({"problem": " "}, "no 'problem'"),
         ({"gold": r"\frac{1}{2"}, "the gold answer is not equal to itself: no_answer:unclosed_box"),
-        ({"gold": "1" * 1001}, "the gold answer is not equal to itself: gold_invalid"),
-        ({"gold": "none of these", "answer_type": "choice"}, "the gold answer is not equal to itself: gold_invalid"),
+        ({"gold": "1" * 1001}, "the gold answer cannot be an answer: it has no value"),
+        ({"gold": "none of these", "answer_type": "choice"}, "the gold answer cannot be an answer: it has no value"),
         ({"rel_tol": 2}, "rel_tol is 2; write a share"),
         ({"retries": 2}, "retries is 2; write 0 or 1"),
     ):
