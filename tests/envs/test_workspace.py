@@ -18,7 +18,7 @@ from gspo_agent.sandbox.inside import tree
 from gspo_agent.tasks.rows import read_path
 from rewards import workspaces
 from rewards.patch import apply
-from rewards.workspaces import digest, judge
+from rewards.workspaces import digest, judge, modules_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "workspaces"
 TASKS: dict[str, dict[str, Any]] = {row["id"]: row for _, row in read_path(FOLDER / "tasks.jsonl")}
@@ -164,6 +164,35 @@ async def test_cheating_is_in_vain(name: str) -> None:
     assert all(test.verdict != "pass" for test in verdict.tests[: len(task["fail_to_pass"])]), verdict
     if name != "skipping":
         assert await in_one_process(env, task) == 0, "nobody would be fooled by it"
+
+
+YES_MAN = (
+    ALIKE.strip()
+    + """
+    __call__ = __getattr__ = __getitem__ = lambda self, *_, **__: self
+    __iter__ = lambda self: iter([self])
+    __len__ = lambda self: 1
+__getattr__ = lambda name: Alike()
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+async def test_every_task_is_cheated_in_vain(name: str) -> None:
+    task, env = TASKS[name], Workspace(images=str(FOLDER))
+    files = base(task)
+    (module,) = modules_of(task, files)
+    top = next(path for path in files if path.endswith((f"{module}/__init__.py", f"{module}.py")))
+    tests = [write(path, "") for path in files if path.startswith("tests/")]
+    for cheat in (
+        [*tests, write("conftest.py", FORGED_REPORT), write("tests/conftest.py", FORGED_REPORT)],
+        [write(top, "import os\nos._exit(0)\n")],
+        [write(top, YES_MAN)],
+    ):
+        await play(task, *cheat, env=env)
+        verdict = await judge(env.changes, task, await env._repository())
+        assert (verdict.scored, verdict.verdict == "pass") == (True, False), verdict
 
 
 async def test_hidden_tests_are_nowhere_in_what_the_agent_or_its_code_can_reach() -> None:
