@@ -85,6 +85,10 @@ class JournalError(GspoAgentError):
     """The run directory is damaged or belongs to something else."""
 
 
+class NotBegun(JournalError):
+    """A journal that nothing was written to, as a kill while it was made leaves it."""
+
+
 class CheckpointLost(JournalError):
     """A checkpoint is missing, or is not what was saved; no setting and no other version could read it."""
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_agent.config import Config
-from gspo_agent.errors import ConfigError, JournalError, written
+from gspo_agent.errors import ConfigError, JournalError, NotBegun, written
 from gspo_agent.monitor.curve import Point, band_title, draw
 from gspo_agent.monitor.report import Report, read_report
 from gspo_agent.rollout.ledger import RunStatus, read_last_step, read_status, read_steps
@@ -180,6 +180,8 @@ class Run:
             return True
         try:
             return self.journal.exists() and bool(self.status().groups)
+        except NotBegun:
+            return False
         except JournalError:  # its opening will say what is wrong with it
             return True
 

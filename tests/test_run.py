@@ -1,4 +1,6 @@
+import contextlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -82,9 +84,16 @@ def test_a_refusal_names_only_what_differs(tmp_path: Path) -> None:
     assert "hidden_size" not in str(caught.value)
 
 
-def test_a_start_that_was_killed_before_its_configuration_was_kept_is_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("statement", [None, "PRAGMA user_version", "PRAGMA journal_mode = WAL"])
+def test_a_start_that_was_killed_before_its_configuration_was_kept_is_gone_on_with(
+    tmp_path: Path, statement: str | None
+) -> None:
     run = Run.prepare(config(tmp_path / "run"))
-    Journal.open(run.journal).close()
+    if statement is None:
+        Journal.open(run.journal).close()
+    else:  # killed while the journal was made: a file of no bytes, or without a table
+        with contextlib.closing(sqlite3.connect(run.journal)) as connection:
+            connection.execute(statement)
     (tmp_path / "run" / "live.json").write_text("{}")  # which is there as soon as the journal is
     Run.prepare(config(tmp_path / "run"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gspo_agent import mounts
-from gspo_agent.errors import JournalError, written
+from gspo_agent.errors import JournalError, NotBegun, written
 from gspo_agent.rollout import remains
 
 _log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def read_only(path: Path, timeout: float | None = None) -> sqlite3.Connection:
     try:
         _check_identity(connection, path)
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            raise JournalError(f"{path} is empty; the run has not begun")
+            raise NotBegun(f"{path} is empty; the run has not begun")
     except sqlite3.Error as error:
         connection.close()
         raise damaged(path, error) from error
