@@ -131,8 +131,8 @@ async def test_lost_sandbox_is_an_infrastructure_error_and_never_a_score() -> No
     async with Sandbox(max_running=1) as doomed:
         started = doomed.server
 
-        def start_and_kill() -> Any:
-            server = started()
+        def start_and_kill(**what: Any) -> Any:
+            server = started(**what)
             os.kill(server.pid, signal.SIGKILL)
             server._process.wait()
             return server
