@@ -159,11 +159,13 @@ async def measure(settings: SandboxSettings, way: Way) -> tuple[float, float]:
 async def memory(settings: SandboxSettings, count: int) -> float:
     """MiB of each idle session, what is shared divided among those that share it (PSS)."""
     async with Sandbox(settings) as sandbox:
-        before = _shared_out(survivors.descendants(sandbox.server().pid))
+        server = sandbox.server().pid
+        await asyncio.sleep(0.1)  # until the probe has ended
+        before = _shared_out(survivors.descendants(server))
         opened = [await sandbox.session() for _ in range(count)]
         for session in opened:
             await session.cell("x = 1")
-        after = _shared_out(survivors.descendants(sandbox.server().pid))
+        after = _shared_out(survivors.descendants(server))
         for session in opened:
             await session.close()
     return (after - before) / count / 1024

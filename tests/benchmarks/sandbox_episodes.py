@@ -171,6 +171,7 @@ async def play(episodes: int, directory: Path) -> Outcome:
     before = _resident()
     launcher = shared_sandbox().server().pid
     Agent.gate = asyncio.Barrier(episodes + 1)
+    await asyncio.sleep(0.1)  # until the sandbox's own probe has ended
     bare = _proportional(survivors.descendants(launcher))
     with Journal.open(directory / "journal.sqlite", durability="process") as journal, _watched(launcher, outcome):
         collector = Collector(
