@@ -8,6 +8,7 @@ import signal
 import socket
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -137,15 +138,16 @@ class Subject:
             while True:
                 self._socket.recv(1 << 16)
 
-    def finish(self) -> None:
+    def finish(self) -> Iterator[None]:
         """Ends the life that goes on as a scheduler would; then the run comes to its end, and to the end of every group
-        that it had begun before."""
+        that it had begun before. Yields after every life: each may cut calls as it ends."""
         if self.life is not None:
             self.alive()
             self.life.send(signal.SIGTERM)
             if self.life.wait(PATIENCE) is None:
                 raise Loss(f"SIGTERM did not end the run: {self.last_words()}")
             self.bury()
+            yield
         begun = self._unsettled()
         for more in range(1, _LAST_LIVES):
             # A step settles two groups; with tokens that expire at once, one may be overtaken several times.
@@ -154,6 +156,7 @@ class Subject:
             if status != 0:
                 raise Loss(f"the run did not come to its end without faults, status {status}: {self.last_words()}")
             self.bury()
+            yield
             begun &= self._unsettled()
             if not begun:
                 return
