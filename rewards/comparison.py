@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from typing import Any
 
@@ -65,7 +66,7 @@ def same_value(value: Any, expected: Any, *, unordered: bool = False) -> bool:
     if isinstance(expected, int | float) and isinstance(value, int | float):
         return _same_real(value, expected)
     if isinstance(expected, complex) and isinstance(value, int | float | complex):
-        return _same_real(complex(value).real, expected.real) and _same_real(complex(value).imag, expected.imag)
+        return _same_complex(value, expected)
     if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
         if unordered:
             return _same_members(list(value), list(expected))
@@ -88,6 +89,14 @@ def _same_real(value: int | float, expected: int | float) -> bool:
     return abs(value - expected) <= TOLERANCE * max(1.0, abs(expected))
 
 
+def _same_complex(value: int | float | complex, expected: complex) -> bool:
+    try:
+        value = complex(value)
+    except OverflowError:
+        return False
+    return _same_real(value.real, expected.real) and _same_real(value.imag, expected.imag)
+
+
 def _same_dict(value: dict[Any, Any], expected: dict[Any, Any]) -> bool:
     found = {_typed(key): item for key, item in value.items()}
     if len(value) != len(expected) or len(found) != len(value):
@@ -98,7 +107,7 @@ def _same_dict(value: dict[Any, Any], expected: dict[Any, Any]) -> bool:
 def _same_members(value: list[Any], expected: list[Any]) -> bool:
     if len(value) != len(expected):
         return False
-    if Counter(map(_typed, value)) == Counter(map(_typed, expected)):
+    if _counted(map(_typed, value), Counter(map(_typed, expected))):
         return True
     if len(value) > _GREEDY:
         return False
@@ -108,6 +117,16 @@ def _same_members(value: list[Any], expected: list[Any]) -> bool:
         if match is None:
             return False
         del left[match]
+    return True
+
+
+def _counted(keys: Iterable[Any], counts: Counter[Any]) -> bool:
+    """Whether as many `keys` are exactly what was counted. They are only looked up: a table of keys that someone chose
+    to share a hash takes quadratic time to make."""
+    for key in keys:
+        if counts.get(key, 0) < 1:
+            return False
+        counts[key] -= 1
     return True
 
 

@@ -140,7 +140,7 @@ def _judge_one(
     if isinstance(result, RunResult):
         output, error = readable(result.stdout), readable(result.stderr)
     else:
-        output, error = _shown(result.value), readable(result.error.encode())
+        output, error = _shown(result.value), readable(result.error.encode("utf-8", "backslashreplace"))
     reason = reason or explain(verdict, error)
     return TestVerdict(verdict, reason, output, error, 1000 * result.wall_s)
 

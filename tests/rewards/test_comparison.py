@@ -86,6 +86,8 @@ def test_lines_need_breaks_in_the_same_places() -> None:
         (b"ab", "ab", False),
         (9007199254740992, 9007199254740993, False),
         (9007199254740992.0, 9007199254740993, False),
+        (2, 2 + 1e-17j, True),
+        (10**400, 1 + 1j, False),
     ],
 )
 def test_values(value: Any, expected: Any, agrees: bool) -> None:

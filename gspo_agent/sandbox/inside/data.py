@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 MAX_DEPTH = 200
 MAX_TEXT = 16 << 20
 """Characters or bytes of one string; a longer one is refused before it is copied."""
 _FEW = 1000
+_ALIKE = 100  # of more than a few members, those that may share a hash
 _SAFE_INT = 1 << 63  # beyond it decimal digits cost quadratic time, and other readers of JSON lose them
 
 
@@ -108,14 +109,14 @@ def _decode_tagged(tag: str, content: Any, depth: int) -> Any:
             case "$dict":
                 keys = _spread([hashable(decode(key, depth)) for key, _ in content])
                 return dict(zip(keys, [decode(item, depth) for _, item in content], strict=True))
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"{tag}: {error}") from None
     raise ValueError(f"unknown tag {tag!r}")
 
 
 def _spread(members: list[Any]) -> list[Any]:
-    """Refuses members chosen to share one hash (multiples of 2**61 - 1), which cost quadratic time."""
-    if len(members) > _FEW and len({hash(member) for member in members}) < len(members) // 2:
+    """Refuses members chosen to share a hash (multiples of 2**61 - 1), which cost quadratic time."""
+    if len(members) > _FEW and max(Counter(map(hash, members)).values()) > _ALIKE:
         raise ValueError("members collide in their hashes")
     return members
 

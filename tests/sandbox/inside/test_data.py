@@ -99,7 +99,7 @@ def test_what_nobody_honest_writes_is_refused(text: str) -> None:
 def test_reader_refuses_depth_and_colliding_members() -> None:
     with pytest.raises(ValueError, match="nested deeper than 200"):
         data.loads("[" * 300 + "]" * 300)
-    colliding = [n * (2**61 - 1) for n in range(1, 3000)]
+    colliding = [*range(5000), *(n * (2**61 - 1) for n in range(1, 3000))]
     for text in ({"$set": colliding}, {"$dict": [[n, 0] for n in colliding]}):
         with pytest.raises(ValueError, match="collide"):
             data.loads(json.dumps({"a": [text]}))
