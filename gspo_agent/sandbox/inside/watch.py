@@ -48,12 +48,14 @@ class Watch:
         if answers:
             self.poll.register(self.answers_fd, select.POLLIN)
         self.begin()
+        self.delays = {}  # a new program has not waited yet
 
     def begin(self) -> None:
         """Limits count from here: one run, one call, one cell."""
         self.started = time.monotonic()
         self.cpu_started = self.own_cpu()
         self.tree_base: float | None = None
+        self.delays: dict[str, float] | None = None
 
     def wait(self, *, to_send: bool = False) -> str:
         """ "answer" (or room for a question, with `to_send`), "end", or the limit that was passed."""
@@ -85,6 +87,8 @@ class Watch:
         cpu, memory = self.tree()
         if self.tree_base is None:
             self.tree_base = cpu - (self.own_cpu() - self.cpu_started)
+        if self.delays is None:
+            self.delays = self._delays()
         if cpu - self.tree_base > self.limits["cpu_s"]:
             return "time_limit"
         if memory > self.limits["memory_bytes"]:
@@ -118,13 +122,19 @@ class Watch:
         return cpu / _TICKS_PER_S, resident
 
     def starved(self) -> float:
-        """Seconds that the program's threads were ready and had no processor, the worst of them."""
-        delays = [0.0]
+        """Seconds of this run, call or cell that the program's threads were ready and had no processor, the worst of
+        them. What they waited before it is no excuse: it may have been for processes of the program's own."""
+        before = self.delays or {}
+        return max((delay - before.get(task, 0.0) for task, delay in self._delays().items()), default=0.0)
+
+    def _delays(self) -> dict[str, float]:
+        """Of each thread, since it began."""
+        found: dict[str, float] = {}
         with contextlib.suppress(OSError, ValueError):
             for task in os.listdir(f"/proc/{self.pid}/task"):
                 with open(f"/proc/{self.pid}/task/{task}/schedstat") as file:
-                    delays.append(int(file.read().split()[1]) / 1e9)
-        return max(delays)
+                    found[task] = int(file.read().split()[1]) / 1e9
+        return found
 
     def killed(self) -> bool:
         """Whether SIGKILL has ended the first process, before `close` does: it itself, or the machine. What closed its
