@@ -78,6 +78,8 @@ class _Tester(Peer):
         self.lost: str | None = None
         """The limit that the solution passed, or how else it ended."""
         self.failed_load: BaseException | None = None
+        self.loaded = False
+        """Whether a module of the solution was."""
 
     def _to_solution(self, message: bytes) -> None:
         if self.lost:
@@ -163,7 +165,15 @@ class _Tester(Peer):
             raise ImportError(f"the solution does not load: {type(error).__name__}: {error}") from error
         if not is_remote(module):
             raise ModuleNotFoundError(f"the solution has no module {name!r}", name=name)
+        self.loaded = True
         return module
+
+    def is_to_blame(self, error: BaseException) -> bool:
+        """Whether what a test file raises when it is imported comes from the solution, is a name that it lacks, or may
+        be what its values bring about: a right solution's would not."""
+        if "__remote_trace__" in vars(error) or (self.loaded and _is_of_values(error)):
+            return True
+        return isinstance(error, ImportError) and (error.name or "").partition(".")[0] in self.modules
 
     def perform(self, operation: str, *arguments: Any) -> Any:
         if operation == "input":
@@ -375,12 +385,15 @@ class _Record:
             "barred": self.barred,
             "load": load,
             "broken": self.broken and f"{type(self.broken).__name__}: {self.broken}"[:_TEXT],
-            "blamed": self.broken is not None and _is_of_solution(self.broken, self.peer.modules),
+            "blamed": self.broken is not None and self.peer.is_to_blame(self.broken),
         }  # fmt: skip
 
 
-def _is_of_solution(error: BaseException, modules: frozenset[str]) -> bool:
-    """Whether what a test file raises when it is imported comes from the solution, or is a name that it lacks."""
-    if "__remote_trace__" in vars(error):
-        return True
-    return isinstance(error, ImportError) and (error.name or "").partition(".")[0] in modules
+def _is_of_values(error: BaseException) -> bool:
+    """Whether it is what a value brings about that is another one than was expected, and no fault of a program's text:
+    an unknown name, or one that an installed module lacks."""
+    if isinstance(error, AttributeError):
+        return is_remote(error.obj) or not isinstance(error.obj, types.ModuleType)
+    # Failed: what pytest says of parameters that do not fit.
+    failed = sys.modules["_pytest.outcomes"].Failed
+    return isinstance(error, TypeError | ValueError | LookupError | ArithmeticError | AssertionError | failed)
