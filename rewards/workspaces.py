@@ -81,7 +81,7 @@ class Repository:
                 raise TaskError(f"setup: {result.status}: {''.join(said)}")
             files, left_out = tree.changed(files, result.changes), left_out + result.left_out
         # Every change is in the state of the episode.
-        room = replace(limits, disk_bytes=tree.pages(files) + _ROOM_BYTES, files=len(files) + _ROOM_FILES)
+        room = replace(limits, disk_bytes=tree.pages(files) + _ROOM_BYTES, files=tree.places(files) + _ROOM_FILES)
         return cls(image, files, room, left_out)
 
 

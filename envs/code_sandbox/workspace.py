@@ -143,8 +143,10 @@ class Workspace(ToolEnv):
         repository = await self._repository()
         kind = files.get(path, ("file", b""))[0]
         after = {**files, path: (kind, text.encode("utf-8", "replace"))}
-        if len(after) > repository.limits.files or tree.pages(after) > repository.limits.disk_bytes:
-            raise ToolError(f"{path}: the workspace would be larger than {repository.limits.disk_bytes >> 20} MiB")
+        limits = repository.limits
+        if tree.places(after) > limits.files or tree.pages(after) > limits.disk_bytes:
+            most = f"{limits.disk_bytes >> 20} MiB or {limits.files} files and directories"
+            raise ToolError(f"{path}: the workspace would be larger than {most}")
         self._take(repository, after)
 
     def _take(self, repository: Repository, files: Tree) -> None:

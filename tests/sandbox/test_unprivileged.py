@@ -53,12 +53,17 @@ async def main():
             for number in (signal for signal in range(1, 32) if signal not in (9, 19)):
                 await session.cell(f"try: os.kill(1, {number})\\nexcept OSError: pass")
             output = (await session.cell("6 * 7")).output
+        moves = "import os\\nprint(os.listdir('/box'))\\nos.rename('/box/work', '/box/kept')\\nos.mkdir('/box/more')"
+        moved = await sandbox.run_many(moves, [""] * 3)
         with tempfile.TemporaryDirectory() as directory:
             os.makedirs(f"{directory}/lib/python3/site-packages")
             command = "cat a; echo 2 > b; mkdir c; echo 3 > c/d; chmod 0 a b c; ls -d /site/*"
-            made = await Image(sandbox, directory).run({"a": ("file", b"1\\n")}, command, SandboxLimits())
+            image = Image(sandbox, directory)
+            made = await image.run({"a": ("file", b"1\\n")}, command, SandboxLimits())
+            gone = await image.run({"a": ("file", b"1\\n")}, ["-c", moves], SandboxLimits())
     shown = [made.output.decode(), sorted((path, file and file[1].decode()) for path, file in made.changes.items())]
-    print(json.dumps([os.getuid(), server.own_uids, wrong, count, results[1].stdout.decode(), output, shown]))
+    moved = [[run.stdout.decode() for run in moved], gone.status, list(gone.changes.items()), gone.left_out]
+    print(json.dumps([os.getuid(), server.own_uids, wrong, count, results[1].stdout.decode(), output, shown, moved]))
 
 asyncio.run(main())
 """
@@ -100,10 +105,12 @@ def test_ordinary_user_gets_the_same_verdicts() -> None:
         _copy_pytest(Path(packages))
         said = _run(interpreter, packages)
     assert said.returncode == 0, said.stderr
-    uid, own_uids, wrong, count, beside, output, workspace = json.loads(said.stdout)
+    uid, own_uids, wrong, count, beside, output, workspace, moved = json.loads(said.stdout)
     assert (uid, own_uids) == (NOBODY, False)
     assert wrong == []
     assert count == len(cases.load())
     assert beside == "ok\n"  # a neighbour's fork bomb uses up its own processes only
     assert output == "42\n"  # no signal from inside reaches the supervisor
     assert workspace == ["1\n/site/0\n", [["b", "2\n"], ["c/d", "3\n"]]]
+    # Who moves its directories away leaves nothing for the next run, and has a result all the same.
+    assert moved == [["['tmp', 'work']\n"] * 3, "ok", [["a", None]], ["'.': No such file or directory"]]

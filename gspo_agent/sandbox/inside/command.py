@@ -25,15 +25,19 @@ def serve_command(job: Job, request: dict[str, Any], blobs: list[bytes]) -> None
     """
     packed, command = blobs
     limits, before = job.limits, tree.changed({}, tree.unpack(packed))
-    if len(before) > limits["files"] or tree.pages(before) > limits["disk_bytes"]:
-        raise ValueError(f"the workspace is larger than {limits['disk_bytes']} bytes or {limits['files']} files")
+    if tree.places(before) > limits["files"] or tree.pages(before) > limits["disk_bytes"]:
+        most = f"{limits['disk_bytes']} bytes or {limits['files']} files and directories"
+        raise ValueError(f"the workspace is larger than {most}")
     _settle(job, packed)
     streams = Streams(shared=True)
     watch = job.watch(job.start(streams, lambda: _run(json.loads(command))))
     verdict = watch.wait()
     cpu_s = watch.close()  # nothing of the job is running any more
     header = job.outcome(verdict, cpu_s, watch.exit_code, streams)
-    after, left_out = tree.read(job.enclosure.work, limits["disk_bytes"], limits["files"])
+    try:
+        after, left_out = tree.read(job.enclosure.work, limits["disk_bytes"], limits["files"])
+    except OSError as error:  # without an id of its own, a program may move it away
+        after, left_out = {}, [f"'.': {os.strerror(error.errno or 0)}"]
     output, found = streams.read(limits["output_bytes"])[0], tree.pack(tree.changes(before, after))
     job.channel.sendall(frames.pack({**header, "left_out": left_out}, output, found))
     streams.close()

@@ -32,6 +32,7 @@ _OUTER = (
 )  # fmt: skip
 _DIRECTORIES = ("/box/work", "/box/tmp")
 _USER = 1000
+_HOST = "sandbox"  # the same everywhere: what a program prints of it is printed again on another machine
 _SETGID, _SETUID, _SYS_ADMIN = 6, 7, 21
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/share/git-core", "/etc/alternatives")
@@ -156,7 +157,8 @@ class Box:
             os.mkdir(path, 0o1777)
 
     def renew(self) -> None:
-        if any(os.listdir(path) for path in _DIRECTORIES):
+        # Without an id of its own, a program owns what these directories are in as well.
+        if not self._slot or any(os.listdir(path) for path in _DIRECTORIES):
             linux.umount("/box")
             self._mount_disk()
 
@@ -251,6 +253,7 @@ def enter_outer(added: dict[str, str], *, system: bool = False) -> None:
         system: whether the host's own programs are.
     """
     linux.unshare(_OUTER)
+    socket.sethostname(_HOST)
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     _build_root(added, system)
     os.chdir(_NEW_ROOT)

@@ -94,6 +94,18 @@ def pages(tree: Tree) -> int:
     return sum(_rounded(len(content)) for _, content in tree.values())
 
 
+def places(tree: Tree) -> int:
+    """Files and the directories they are in, which a disk in memory counts alike."""
+    return len({place for path in tree for place in _places(path)})
+
+
+def _places(path: str) -> Iterator[str]:
+    """The path and the directories above it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
 def _rounded(size: int) -> int:
     return -(-size // _PAGE) * _PAGE
 
@@ -126,13 +138,16 @@ def read(directory: str, max_bytes: int, max_files: int) -> tuple[Tree, list[str
     tree: Tree = {}
     left_out: list[str] = []
     held = 0
+    taken: set[str] = set()  # as many as there would be, were each name of a file one of its own
     top = _directory(directory)
     try:
         for folder, name, path in _entries(top, "", left_out):
-            found = path_problem(path) or (f"more than {max_files} files" if len(tree) >= max_files else None)
-            file = found or _file(folder, name, path, max_bytes - held)
+            more = {*_places(path)} - taken
+            full = f"more than {max_files} files" if len(taken) + len(more) > max_files else None
+            file = path_problem(path) or full or _file(folder, name, path, max_bytes - held)
             if isinstance(file, tuple):
                 tree[path] = file
+                taken |= more
                 held += _rounded(len(file[1]))
             elif name not in _HIDDEN:
                 left_out.append(f"{path!r:.200}: {file}")

@@ -78,6 +78,19 @@ def test_what_is_too_much_is_left_out(tmp_path: Path) -> None:
     assert (sorted(found), left_out[0]) == (["a", "b"], "'c': more than 2 files")
 
 
+def test_what_is_kept_has_room_again_however_many_names_a_file_has(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c").touch()
+    for number in range(5):
+        os.link(tmp_path / "a/b/c", tmp_path / f"a/b/{number}")
+        (tmp_path / f"d{number}").mkdir()
+        os.link(tmp_path / "a/b/c", tmp_path / f"d{number}/x")
+    found, left_out = tree.read(str(tmp_path), 1 << 20, 9)
+    assert sorted(found) == ["a/b/0", "a/b/1", "a/b/2", "a/b/3", "a/b/4", "a/b/c"]
+    assert tree.places(found) == 8
+    assert left_out[0] == "'d0/x': more than 9 files"
+
+
 def test_deep_directories_end_somewhere(tmp_path: Path) -> None:
     here = os.getcwd()
     try:
