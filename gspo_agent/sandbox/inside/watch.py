@@ -48,14 +48,14 @@ class Watch:
         if answers:
             self.poll.register(self.answers_fd, select.POLLIN)
         self.begin()
-        self.delays = {}  # a new program has not waited yet
+        self.delays: dict[str, float] | None = {}  # a new program has not waited yet
 
     def begin(self) -> None:
         """Limits count from here: one run, one call, one cell."""
         self.started = time.monotonic()
         self.cpu_started = self.own_cpu()
         self.tree_base: float | None = None
-        self.delays: dict[str, float] | None = None
+        self.delays = None
 
     def wait(self, *, to_send: bool = False) -> str:
         """ "answer" (or room for a question, with `to_send`), "end", or the limit that was passed."""
