@@ -139,11 +139,14 @@ async def test_one_test_that_cannot_be_run_leaves_the_others_as_they_are(sandbox
 
 
 @pytest.mark.parametrize(
-    ("hook", "message"),
-    [(HOOK, "is not a hookable attribute"), ("x = 1", "cannot be a plugin of pytest: slugs.plugin")],
+    ("hook", "said", "message"),
+    [
+        (HOOK, "runtime_error", "is not a hookable attribute"),
+        ("x = 1", "wrong_answer", "cannot be a plugin of pytest: slugs.plugin"),
+    ],
 )
 async def test_module_of_the_solution_as_a_plugin_makes_every_test_worthless(
-    hook: str, message: str, sandbox: Sandbox
+    hook: str, said: str, message: str, sandbox: Sandbox
 ) -> None:
     files: tree.Tree = {
         "slugs/__init__.py": ("file", b""),
@@ -155,7 +158,7 @@ async def test_module_of_the_solution_as_a_plugin_makes_every_test_worthless(
     repository = Repository(Image(sandbox, str(FOLDER / "image")), files, SandboxLimits(), [])
     task = row(test_patch=test_patch, patch="", fail_to_pass=["tests/test_b.py::test"], pass_to_pass=[])
     verdict = await judge({}, task, repository)
-    assert verdict.verdict == "wrong_answer"
+    assert verdict.verdict == said
     assert message in verdict.reason + verdict.tests[0].error
 
 
