@@ -137,8 +137,7 @@ def _suffer(subject: Subject, judge: Judge, chosen: list[Fault], happened: list[
         happened[-1] = (fault, fault.happen(subject))
         if subject.life is None:
             judge.look()
-    for _ in subject.finish():
-        judge.look()
+    judge.finish()
 
 
 def _memory() -> str | None:

@@ -60,6 +60,11 @@ class Judge:
             self._compare_tokens(before, set(names.values()))
             self._cut |= set(_open_calls(connection))
 
+    def finish(self) -> None:
+        """Has the run come to its end, and looks after each of its last lives."""
+        for _ in self._subject.finish():
+            self.look()
+
     def verdict(self) -> None:
         """After the run has come to its end."""
         self.look()

@@ -94,7 +94,7 @@ def test_a_kill_in_a_generation_of_twenty_thousand_tokens_costs_no_more_than_jou
             time.sleep(draw.uniform(0.05, 0.3))
             subject.kill()
             judge.look()
-        subject.finish()
+        judge.finish()
         judge.verdict()
         sampled = {int(words[1]) // 256 for words in subject.outside.read("tokens")}
     assert judge.losses == []

@@ -33,7 +33,7 @@ def refused(subject: Subject, **more: object) -> str:
 
 
 def nothing_lost(subject: Subject, judge: Judge) -> None:
-    subject.finish()
+    judge.finish()
     judge.verdict()
     assert judge.losses == []
     assert judge.counts["steps"]

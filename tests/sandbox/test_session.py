@@ -65,7 +65,7 @@ async def test_interrupted_cell_keeps_the_variables(sandbox: Sandbox) -> None:
         assert (stopped.status, stopped.alive) == ("time_limit", True)
         assert "KeyboardInterrupt" in stopped.output
         assert "inside" not in stopped.output
-        assert stopped.cpu_s > TIGHT.cpu_s
+        assert stopped.cpu_s > 0.9 * TIGHT.cpu_s  # the limit counts whatever else runs in the job, too
         assert stopped.output.endswith("variables are kept.\n")
         assert (await session.cell("x")).output == "7\n"
 
