@@ -63,7 +63,7 @@ async def test_a_run_starts_its_servers_outlives_the_death_of_one_and_leaves_no_
     before = processes(directory)
     for pid in before[0]:
         os.kill(pid, signal.SIGKILL)
-    while not (after := processes(directory))[0].isdisjoint(before[0]):  # noqa: ASYNC110
+    while not (after := processes(directory))[0].isdisjoint(before[0]):
         assert not training.done(), "the run ended before its server was there again; give it more steps"
         await asyncio.sleep(0.005)
     assert f"{urls(directory)[0]}: " in screen._line().plain
