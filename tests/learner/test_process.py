@@ -21,6 +21,7 @@ from gspo_agent.learner.batch import Batch, make_batch
 from gspo_agent.learner.learner import Learner
 from gspo_agent.learner.process import LearnerProcess
 from tests.learner.models import qwen3, sampled_groups, saved_qwen3
+from tests.sandbox.survivors import gone
 
 CONFIG = LearnerConfig(lr=1e-2, mini_batches=2, device="cpu")
 HOW = {"temperature": 1.0, "total_steps": 3, "seed": 0}
@@ -42,14 +43,6 @@ def elsewhere(model_path: Path) -> Iterator[LearnerProcess]:
     yield process
     process.close()
     assert gone(process.pid)
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def test_steps_weights_and_checkpoints_are_those_of_a_learner_in_this_process(

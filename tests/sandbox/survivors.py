@@ -62,10 +62,15 @@ def alive(pids: set[int]) -> set[int]:
     """Those that still run; waits a moment for the kernel to finish with the others."""
     deadline = time.monotonic() + 10
     while True:
-        running = {pid for pid in pids if _state(pid) not in ("", "Z", "X")}
+        running = {pid for pid in pids if not gone(pid)}
         if not running or time.monotonic() > deadline:
             return running
         time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """Whether it has ended, though nobody may have buried it yet."""
+    return _state(pid) in ("", "Z", "X")
 
 
 def _state(pid: int) -> str:

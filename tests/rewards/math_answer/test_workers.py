@@ -23,6 +23,7 @@ from gspo_agent.errors import ConfigError
 from rewards.math_answer import Options, Verdict, Workers, need_math_verify, symbolic, verify, worker
 from rewards.math_answer.workers import _Worker
 from tests.rewards.math_answer.test_verdict import CASES, text_of
+from tests.sandbox.survivors import gone
 
 ROOT = Path(__file__).parents[3]
 ENDLESS = r"\boxed{\int_0^{x} \sin(t^{3})e^{t^{2}} \ln(t+7) dt}", r"\int_0^{x} \sin(t^{3})e^{t^{2}} \ln(t+8) dt"
@@ -48,13 +49,6 @@ def busy_one(workers: Workers) -> _Worker:
 def until_left(workers: Workers, worker: _Worker) -> None:
     while worker in workers._busy or not gone(worker.pid):
         time.sleep(0.001)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"  # nobody's child waits to be buried
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_nothing_is_started_before_something_is_undecided() -> None:
