@@ -71,6 +71,7 @@ class Pulse:
         self._unwritten = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._writing = threading.Lock()
 
     def watch(self, collector: Watched, engine: object) -> None:
         """From now on these are looked at too."""
@@ -123,8 +124,9 @@ class Pulse:
                 _log.warning("%s", line)
         live = self._record(rollouts, in_flight, sampled, now, ended)
         try:
-            if ended or not self._ended.is_set():  # the last record stays the last
-                write_live(self._directory, live)
+            with self._writing:  # every record is made under the same name, and then renamed
+                if ended or not self._ended.is_set():  # the last record stays the last
+                    write_live(self._directory, live)
             self._unwritten = False
         except OSError as error:
             if not self._unwritten:
