@@ -428,3 +428,15 @@ async def test_a_last_look_that_fails_does_not_hide_what_ended_the_run(
         with pytest.raises(EnvError, match="what ended it"), pulse:
             raise EnvError("what ended it")
     assert any("live.json cannot be written" in record.message for record in caplog.records)
+
+
+async def test_looks_at_once_do_not_take_each_others_record_away(
+    fast_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(fast_path / "journal.sqlite") as run, pulse_of(run, clock) as pulse:
+        at_once = [threading.Thread(target=lambda: [pulse.look() for _ in range(200)]) for _ in range(4)]
+        for thread in at_once:
+            thread.start()
+        for thread in at_once:
+            await asyncio.to_thread(thread.join)
+    assert "cannot be written" not in caplog.text

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -226,3 +228,18 @@ def test_rules_go_around_installed_packages(tmp_path: Path) -> None:
     listed = {Path(path).name for path, rights in rules.items() if rights == landlock.READ_DIR}
     assert readable == {"libc.so", "os.py", "json"}
     assert listed == {"lib", "python3"}
+
+
+def test_what_a_killed_server_had_just_forked_ends_with_the_launcher() -> None:
+    """It had not asked yet to end with its parent, and belongs to the launcher now."""
+    code = (
+        "import os, time\n"
+        "from gspo_agent.sandbox.inside import confined, linux\n"
+        "linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)\n"
+        "server = os.fork()\n"
+        "if not server:\n"
+        "    if not os.fork(): time.sleep(100)\n"
+        "    os._exit(0)\n"
+        "confined._end_all()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=confinement.ROOT, timeout=10, check=True)
