@@ -3,9 +3,9 @@
 config.json      the configuration of the last start
 model/           the model it began with, where the run made it itself
 journal.sqlite   every episode, group and step (see `rollout.journal`)
-checkpoints/     step-N directories, each loadable by transformers
+checkpoints/     step-N directories, each loadable by transformers, or an adapter's as PEFT has it
 weights/         step-N directories that servers load, the newest two
-servers/         N.log of the servers that were started here, and servers.json: where they are
+servers/         N.log and N.tmp of the servers that were started here, and servers.json: where they are
 episodes/        step-N.parquet: the episodes that have left the journal, where the run exports them
 held_out.jsonl   one line per evaluation
 curve.png        the learning curve, drawn after every step

@@ -1,8 +1,9 @@
 """Runs one server and ends its whole process tree: when the server ends, and when whoever asked for it does.
 
-    python keeper.py DESCRIPTOR COMMAND ...
+    python keeper.py DESCRIPTOR DIRECTORY COMMAND ...
 
-DESCRIPTOR is one end of a socket; the tree ends when the other one is closed, however that came about. A process of its
+DESCRIPTOR is one end of a socket; the tree ends when the other one is closed, however that came about. DIRECTORY, which
+has the tree's temporary files, is removed when the last process is gone. A process of its
 own and of the standard library alone, since `kill -9` leaves nobody else to do it. What the server's processes start
 becomes the keeper's when they die (PR_SET_CHILD_SUBREAPER), so nothing gets out of its sight, and its end is that of
 the last of them. It exits with the server's status, 128 and the signal's number for one that a signal ended.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -23,7 +25,7 @@ _LOOK_MILLISECONDS = 1000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def main(descriptor: int, command: list[str]) -> int:
+def main(descriptor: int, directory: str, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(descriptor, False)
@@ -37,6 +39,7 @@ def main(descriptor: int, command: list[str]) -> int:
         pass
     status = os.waitstatus_to_exitcode(ended[1])
     _end_all()
+    shutil.rmtree(directory, ignore_errors=True)
     return status if status >= 0 else 128 - status
 
 
@@ -94,4 +97,4 @@ def _descendants(root: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ from gspo_agent.serving_config import ServersConfig
 
 _WINDOW_SECONDS = 3600.0  # in which restarts are counted
 _LONGEST_BACK_OFF = 60.0
+_LONGEST_DIRECTORY = 80  # of the 107 bytes that the path of a socket may have
 _TAIL_LINES, _TAIL_BYTES = 20, 20_000
 
 
@@ -50,6 +53,7 @@ class Server:
         self._address, self._env = (config.host, port), config.env
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: socket.socket | None = None
+        self._temporary = Path()
         self._begun = 0
         """Where in the log its present life begins."""
 
@@ -74,7 +78,8 @@ class Server:
                 probe.bind(self._address)
             except OSError as error:
                 raise EngineError(f"port {self._address[1]} cannot be had ({error.strerror})") from None
-        env = os.environ | self._env
+        temporary = self._temporary = temporary_directory(self.log.with_suffix(".tmp"))
+        env = os.environ | {"TMPDIR": str(temporary)} | self._env
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         ours, theirs = socket.socketpair()
@@ -83,7 +88,15 @@ class Server:
             log.flush()
             self._begun, self._lifeline = log.tell(), ours
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-E", keeper.__file__, str(theirs.fileno()), *self.command],
+                [
+                    sys.executable,
+                    "-S",
+                    "-E",
+                    keeper.__file__,
+                    str(theirs.fileno()),
+                    str(self._temporary),
+                    *self.command,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -99,10 +112,11 @@ class Server:
             self._lifeline.close()
 
     def sweep(self) -> None:
-        """Kills what a keeper leaves that was killed itself."""
+        """Ends what a keeper leaves that was killed itself."""
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def tail(self) -> str:
         """The last lines that its present life wrote."""
@@ -123,6 +137,18 @@ class Server:
             return None
         self.restarts.append(now)
         return float(min(back_off * 2 ** (len(self.restarts) - 1), _LONGEST_BACK_OFF))
+
+
+def temporary_directory(directory: Path) -> Path:
+    """An empty one for a server's temporary files: this, or one of the system's where its path is too long for the
+    sockets that a server has among them."""
+    directory = directory.resolve()
+    if len(os.fsencode(directory)) > _LONGEST_DIRECTORY:
+        return Path(tempfile.mkdtemp(prefix="gspo-server-"))
+    with written(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+    return directory
 
 
 def command(config: ServersConfig, model: Path, port: int) -> list[str]:

@@ -48,7 +48,8 @@ class Servers:
         """
         Args:
             model: What they serve until they are given other weights.
-            directory: For their logs, N.log, and servers.json, which says where they are.
+            directory: For their logs, N.log, their temporary files, N.tmp, which go with them, and servers.json, which
+                says where they are.
             gpus: Of each server, as CUDA_VISIBLE_DEVICES has them.
             shared: Others may use them; it stands in servers.json.
             tell: Called with a line about whatever happens to one.

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,15 @@ def main_process(server: Server) -> int:
     return pid
 
 
+def temporary_files(server: Server) -> Path:
+    """Where it has them; there are some."""
+    environment = Path(f"/proc/{main_process(server)}/environ").read_bytes().split(b"\0")
+    (place,) = (line for line in environment if line.startswith(b"TMPDIR="))
+    directory = Path(os.fsdecode(place.removeprefix(b"TMPDIR=")))
+    assert len(list(directory.glob("*/file"))) == 1
+    return directory
+
+
 async def served_model(url: str) -> str:
     async with aiohttp.ClientSession() as http, http.get(f"{url}/model_info") as answer:
         return str((await answer.json())["model_path"])
@@ -76,16 +86,35 @@ async def test_servers_are_ready_have_their_logs_and_leave_no_process(tmp_path: 
 async def test_a_server_that_is_killed_is_started_again_on_its_port_without_a_trace_of_the_old_one(
     tmp_path: Path, victim: str
 ) -> None:
-    async with servers_of(tmp_path, args={"children": 1}) as servers:
+    async with servers_of(tmp_path, args={"children": 1, "litter": True}) as servers:
         await servers.ready()
         (server,) = servers.servers
         before, url = processes(server), server.url
+        temporary_files(server)
         os.kill(main_process(server) if victim == "server" else server.pid or 0, signal.SIGKILL)
         await until(lambda: server.condition is not Condition.READY)
         await until(lambda: server.condition is Condition.READY)
         assert alive(before) == set()
+        temporary_files(server)
         assert (server.url, await served_model(url)) == (url, "model")
         assert (tmp_path / "0.log").read_text().count("--- ") == 2
+
+
+@pytest.mark.parametrize("depth", [0, 20])
+async def test_temporary_files_of_a_server_lie_in_the_run_or_where_sockets_have_a_path_and_go_with_it(
+    tmp_path: Path, depth: int
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        directory = Path(short) / ("long" * depth)
+        async with servers_of(directory, args={"children": 0, "litter": True}) as servers:
+            await servers.ready()
+            made = temporary_files(servers.servers[0])
+            assert (made.parent == directory.resolve()) is (depth == 0)
+            assert len(os.fsencode(made)) <= 80
+            os.kill(servers.servers[0].pid or 0, signal.SIGKILL)
+            if depth:
+                await until(lambda: not made.exists())
+        assert not made.exists()
 
 
 async def test_a_server_that_hangs_is_ended_and_started_again(tmp_path: Path) -> None:
@@ -216,6 +245,7 @@ def test_kill_9_of_the_parent_ends_every_process_of_its_servers(tmp_path: Path) 
     parent.wait()
     parent.stdout.close()
     assert alive(every) == set()
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_options_are_passed_through_as_the_command_line_has_them() -> None:
@@ -240,7 +270,7 @@ def pids_of(module: str) -> list[str]:
 
 
 async def _start(directory: Path) -> None:
-    async with servers_of(directory, count=2) as servers:
+    async with servers_of(directory, count=2, args={"litter": True}) as servers:
         await servers.ready()
         print("ready", flush=True)
         await asyncio.sleep(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,11 +40,3 @@ def servers(directory: Path) -> Iterator[list[RealServer]]:
         first.wait()
         second.wait()
         yield [first, second]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def files_of_servers(nothing_is_left: None) -> Iterator[None]:
-    """A real server that is killed leaves temporary files, which are none of ours."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", os.environ["PYTEST_DEBUG_TEMPROOT"])
-        yield

@@ -31,8 +31,11 @@ class RealServer:
             "--host", "127.0.0.1", "--port", str(self.port), "--mem-fraction-static", "0.1",
             "--max-total-tokens", "65536", *options,
         ]  # fmt: skip
+        temporary = log.with_suffix(".tmp")  # killed, it leaves files there
+        temporary.mkdir()
         environment = os.environ | {
-            "PYTHONPATH": str(_STAND_IN), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"
+            "PYTHONPATH": str(_STAND_IN), "SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+            "TMPDIR": str(temporary),
         }  # fmt: skip
         with log.open("wb") as output:
             self._process = subprocess.Popen(
