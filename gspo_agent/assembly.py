@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from gspo_agent.cold_start import make_model
 from gspo_agent.config import Config
+from gspo_agent.engine.adapter import is_adapter
 from gspo_agent.engine.base import Engine
 from gspo_agent.engine.delivery import Transport
 from gspo_agent.engine.local import LocalEngine
@@ -58,6 +59,11 @@ def find_model(config: Config, factories: Sequence[EnvFactory], run: Run | None,
     if config.model != "tiny":
         path = Path(config.model).expanduser()
         local = path if path.is_absolute() else config.base_dir / path
+        if is_adapter(local):
+            raise ConfigError(
+                f"model {config.model!r} is an adapter; training begins with a whole model: `gspo-agent merge "
+                f"{local} OUT` makes one"
+            )
         if local.exists():
             return local
         if config.model.startswith((".", "/", "~")):  # no hub name, nor a reason to ask the network
@@ -97,7 +103,8 @@ def make_engine(config: Config, model: Path, urls: Sequence[str]) -> Engine:
     engine, limit = config.engine, config.engine.quota
     quota = None if limit is None else Quota(limit.rate, limit.period, limit.concurrency, "engine.quota")
     if engine.kind == "local":
-        return LocalEngine(model, max_running=engine.max_running, threads=engine.threads, quota=quota)
+        lora = None if is_adapter(model) else config.learner.lora
+        return LocalEngine(model, lora=lora, max_running=engine.max_running, threads=engine.threads, quota=quota)
     vocab_size, context_tokens = sizes(model)
     return SGLangEngine(
         urls,

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from gspo_agent.errors import ConfigError
 from gspo_agent.explanation import explain
+from gspo_agent.learner_config import LOSS_SECTIONS, LearnerConfig
 from gspo_agent.overrides import override_key
 from gspo_agent.section import Directory, Positive, Seconds, Section, Seed
 from gspo_agent.serving_config import Address, ServersConfig
@@ -188,63 +189,6 @@ class RolloutConfig(Section):
     """Share of failed episodes among the last 200 at which the run stops and prints the first cause."""
 
 
-class GSPO(Section):
-    """Group Sequence Policy Optimization: one clipped ratio per trajectory."""
-
-    name: Literal["gspo"] = "gspo"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
-    clip_high: Annotated[float, Field(gt=0)] = 4e-4
-
-
-class GSPOToken(Section):
-    """GSPO's ratio with an advantage per token."""
-
-    name: Literal["gspo_token"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
-    clip_high: Annotated[float, Field(gt=0)] = 4e-4
-
-
-class GRPO(Section):
-    """One clipped ratio per token; the baseline."""
-
-    name: Literal["grpo"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.27
-
-
-def _named(value: Any) -> Any:
-    """A section that only changes a number is about the default loss."""
-    return {"name": "gspo", **value} if isinstance(value, dict) else value
-
-
-_TAGS: dict[str, type[BaseModel]] = {"gspo": GSPO, "gspo_token": GSPOToken, "grpo": GRPO}
-Loss = Annotated[GSPO | GSPOToken | GRPO, Field(discriminator="name"), BeforeValidator(_named)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class LearnerConfig(Section):
-    """How weights change."""
-
-    loss: Loss = GSPO()
-    mini_batches: Positive = 4
-    """Optimiser steps per rollout batch."""
-    micro_batch_tokens: Positive = 16384
-    """Padded tokens in one forward and backward pass."""
-    lr: Annotated[float, Field(gt=0)] = 1e-6
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """"linear" decays to a tenth over `steps`."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    advantage_std: bool = True
-    """Divide a group's advantages by their standard deviation (equation 6 of the paper)."""
-    device: str = "auto"
-    """"auto" takes a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    max_logprob_diff: Annotated[float, Field(gt=0)] = 0.02
-    """Mean distance of the engine's logprobs from the learner's, under the same weights, from which the run warns."""
-
-
 class ColdStart(Section):
     """A small model made here: Qwen3's architecture and chat format, and a short supervised start on the
     demonstrations of the (first) environment. Cached by everything it depends on."""
@@ -356,6 +300,21 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapter_from_disk(self) -> Self:
+        engine = self.engine
+        if self.learner.lora is not None and (engine.weights != "disk" or engine.placement != "separate"):
+            raise ValueError(
+                f"learner.lora: servers take adapters from disk, and beside the learner; given are engine.weights = "
+                f'"{engine.weights}" and engine.placement = "{engine.placement}"; leave both out'
+            )
+        if self.learner.lora is not None and engine.servers.dp > 1:
+            raise ValueError(
+                f"learner.lora: servers.dp = {engine.servers.dp} makes replicas, which load no adapters; raise "
+                "servers.count instead"
+            )
+        return self
+
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Config:
         """Reads a TOML file; `overrides` are `section.key=value`, values as in TOML (bare words are strings)."""
@@ -377,7 +336,9 @@ class Config(Section):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise ConfigError("\n".join(explain(cls, problem, source, _TAGS) for problem in error.errors())) from None
+            raise ConfigError(
+                "\n".join(explain(cls, problem, source, LOSS_SECTIONS) for problem in error.errors())
+            ) from None
 
     def override(self, overrides: Iterable[str]) -> Config:
         """The same configuration with `key=value` changes."""
@@ -396,6 +357,7 @@ class Config(Section):
             "model": self.model,
             "cold_start": made,
             "env": [env.id for env in self.env],
+            "lora": None if self.learner.lora is None else self.learner.lora.model_dump(mode="json"),
             "group_size": self.rollout.group_size,
             "seed": self.run.seed,
         }

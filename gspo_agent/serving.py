@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from gspo_agent.assembly import env_factories, find_model
 from gspo_agent.background import off_loop
 from gspo_agent.config import Config
+from gspo_agent.engine.adapter import base_of
 from gspo_agent.engine.servers import Servers, read_servers
 from gspo_agent.errors import ConfigError, RunLocked
 from gspo_agent.monitor.screen import Screen
@@ -80,7 +82,7 @@ async def serving(config: Config, model: Path, screen: Screen, *, training: bool
 @asynccontextmanager
 async def _own(config: Config, run: Run, model: Path, screen: Screen, *, shared: bool) -> AsyncIterator[Servers]:
     gpus = shared_out(config, _visible())
-    servers = Servers(options(config, gpus), model, run.servers, gpus=gpus, tell=screen.note, shared=shared)
+    servers = Servers(options(config, gpus), base_of(model), run.servers, gpus=gpus, tell=screen.note, shared=shared)
     held = RunLock(run.servers)
     try:
         async with servers:
@@ -112,11 +114,14 @@ async def _shared(run: Run, training: bool) -> list[str] | None:
 
 
 def options(config: Config, gpus: Sequence[Sequence[str]]) -> ServersConfig:
-    """Those of `[engine.servers]`, and what the servers need besides for the placement."""
-    servers = config.engine.servers
-    if config.engine.placement == "separate" or not gpus:
-        return servers
-    return servers.model_copy(update={"args": {"enable_memory_saver": True, **servers.args}})
+    """Those of `[engine.servers]`, and what the servers need besides for placement and adapters."""
+    servers, lora = config.engine.servers, config.learner.lora
+    needed: dict[str, Any] = {}
+    if config.engine.placement == "colocated" and gpus:
+        needed["enable_memory_saver"] = True
+    if lora is not None:
+        needed |= {"enable_lora": True, "max_lora_rank": lora.rank, "lora_target_modules": lora.targets}
+    return servers.model_copy(update={"args": {**needed, **servers.args}})
 
 
 def shared_out(config: Config, visible: Sequence[str]) -> list[list[str]]:

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo_agent.config import GRPO, GSPO, Config
+from gspo_agent.config import Config
 from gspo_agent.errors import ConfigError
+from gspo_agent.learner_config import GRPO, GSPO
 
 MINIMAL = 'model = "tiny"\n[[env]]\nid = "gspo_agent/Calculator-v0"\n[run]\ndir = "runs/x"\n'
 

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from gspo_agent import trainer
 from gspo_agent.config import Config
+from gspo_agent.engine.server import command
 from gspo_agent.engine.servers import read_servers
 from gspo_agent.errors import ConfigError, RunLocked
 from gspo_agent.evaluate import evaluate_policy
@@ -157,6 +158,18 @@ def test_servers_that_share_the_learners_gpus_can_release_their_memory() -> None
     assert options(shared, [["0"], ["1"]]).args["enable_memory_saver"] is True
     assert "enable_memory_saver" not in options(served(Path("x")), [["0"]]).args
     assert "enable_memory_saver" not in options(shared, []).args  # on a CPU there is none
+
+
+def test_servers_of_a_run_that_trains_an_adapter_are_started_for_it() -> None:
+    adapter = served(Path("x"), "learner.lora={rank=4, targets=['q_proj', 'v_proj']}")
+    args = options(adapter, []).args
+    assert (args["enable_lora"], args["max_lora_rank"], args["lora_target_modules"]) == (True, 4, ["q_proj", "v_proj"])
+    assert args["vocab_size"] == 420
+    line = " ".join(command(options(adapter, []), Path("m"), 1))
+    assert "--enable-lora --max-lora-rank 4 --lora-target-modules q_proj v_proj" in line
+    for wrong in ('engine.weights="tensor"', 'engine.placement="colocated"', "engine.servers.dp=2"):
+        with pytest.raises(ConfigError, match=r"learner\.lora"):
+            served(Path("x"), "learner.lora={}", wrong)
 
 
 @pytest.mark.parametrize(

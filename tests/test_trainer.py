@@ -24,7 +24,7 @@ from gspo_agent import trainer
 from gspo_agent.config import Config
 from gspo_agent.env import ToolEnv, tool
 from gspo_agent.errors import ConfigError, EnvError, LearnerError, RunLocked, TaskError
-from gspo_agent.evaluate import evaluate_held_out
+from gspo_agent.evaluate import evaluate_held_out, evaluate_policy
 from gspo_agent.interruption import CUT
 from gspo_agent.learner.process import LearnerProcess
 from gspo_agent.messages import Message, assistant, call, tool_result, user
@@ -115,6 +115,39 @@ async def test_a_run_on_servers_publishes_every_step_from_disk_and_outlives_one_
         assert sorted(path.name for path in run.weights.iterdir()) == ["step-2", "step-3"]
         assert run.status().slots.get("failed", 0) == 0
         assert audit(run.journal).breaches == ()
+
+
+async def test_a_run_that_trains_an_adapter_publishes_every_version_of_it_and_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    lora = ("learner.lora={rank=4}", "evaluation.episodes=0")
+    async with SGLangServer(vocab_size=420, delay=0.002, lora=True) as server:
+        urls = f'engine={{kind="sglang", urls=["{server.url}"]}}'
+        for steps in (2, 3):
+            run = await trainer.train_async(config(tmp_path / "run", urls, *lora, f"run.steps={steps}"))
+        assert [step for step, _ in run.steps()] == [1, 2, 3]
+        assert [name.partition("@")[0] for name in server.adapters.loaded] == ["2000002", "2000003"]
+        assert {Path(path).name for path, _ in server.control.loaded} == {"model"}
+        named = {call.body.get("lora_path", "").partition("@")[0] for call in server.requests if "rid" in call.body}
+        assert named >= {"1000000", "1000001", "2000002"}
+    assert sorted(path.name for path in run.weights.iterdir()) == ["step-2", "step-3"]
+    assert run.status().slots.get("failed", 0) == 0
+    assert audit(run.journal).breaches == ()
+    with pytest.raises(ConfigError, match=r"lora\.rank: 4 there, null here"):
+        await trainer.train_async(config(tmp_path / "run", "run.steps=4"))
+    metrics = await evaluate_policy(run.config().override(["engine={}", "evaluation.episodes=2"]), run)
+    assert metrics["episodes"] == 2
+
+
+async def test_with_an_adapter_the_embedded_engine_and_the_learner_agree(tmp_path: Path) -> None:
+    run = await trainer.train_async(config(tmp_path / "run", "learner.lora={rank=4}", "evaluation.episodes=0"))
+    (_, first), (_, second) = run.steps()
+    assert abs(first["log_s_at_zero_updates/max"]) < 1e-5
+    assert second.get("log_s_at_zero_updates/max", 0.0) < 1e-5
+    path = run.newest_checkpoint()
+    assert path is not None
+    with pytest.raises(ConfigError, match=r"is an adapter; .*gspo-agent merge"):
+        await trainer.train_async(config(tmp_path / "other", f"model={path}"))
 
 
 @pytest.mark.parametrize(

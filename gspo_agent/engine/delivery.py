@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gspo_agent.background import off_loop
+from gspo_agent.engine.adapter import base_of, is_adapter
 from gspo_agent.engine.base import Source, Weights
 from gspo_agent.engine.sender import GROUP, Bucket, Sender, Stale
 from gspo_agent.engine.worker import Refused, Unavailable, Worker
 from gspo_agent.errors import ConfigError, EngineError
+
+_PUBLISHED = re.compile(r"\d+@[0-9a-f]+")  # what an engine calls an adapter
 
 
 class Delivery(Protocol):
@@ -20,15 +24,6 @@ class Delivery(Protocol):
         """Returns when the server, which is paused, has the weights and says so. Raises Refused and Unavailable; then
         nobody knows what it has."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The weights that all are to have."""
-
-    version: str
-    bring: Delivery | None
-    """None: nobody knows where they are; who lacks them stays out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +37,52 @@ class FromDisk:
 
     async def __call__(self, worker: Worker, *, flush_cache: bool) -> None:
         await worker.load(self.path, self.name, flush_cache=flush_cache, seconds=self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class AsAdapter:
+    """Every server reads an adapter from a directory, beside the model that it is of.
+
+    A request has the adapter that it names, to its end. So those in flight end with the pause, and who came too late
+    for that still finds the one before; it is unloaded with the next update, when nothing of it runs any more.
+    """
+
+    name: str
+    path: str
+    base: str
+    seconds: float
+    """The most that it may take, and as much for the model."""
+
+    async def __call__(self, worker: Worker, *, flush_cache: bool) -> None:
+        if not worker.takes_adapters or worker.replicas > 1:
+            why = "has data-parallel replicas" if worker.takes_adapters else "was started without --enable-lora"
+            raise ConfigError(
+                f"{worker.url} {why}, and takes no adapters; start it with --enable-lora, --max-lora-rank and "
+                "--lora-target-modules as in learner.lora, and one replica"
+            )
+        info = await worker.model_info()
+        before, ours = str(worker.weights), self.name.partition("@")[2]
+        if not before.endswith(f"@{ours}") and (before != "default" or str(info.get("model_path")) != self.base):
+            await worker.load(self.base, f"model@{ours}", flush_cache=True, seconds=self.seconds)
+        await worker.load_adapter(self.path, self.name, seconds=self.seconds)
+        for old in sorted(await worker.adapters() - {self.name, before}):
+            if _PUBLISHED.fullmatch(old):
+                with suppress(Refused):  # it has gone by itself
+                    await worker.unload_adapter(old)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The weights that all are to have."""
+
+    version: str
+    bring: Delivery | None
+    """None: nobody knows where they are; who lacks them stays out."""
+
+    @property
+    def adapter(self) -> bool:
+        """Whether requests have to name it."""
+        return isinstance(self.bring, AsAdapter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +236,10 @@ class Transport:
                     "config.json and safetensors that every server sees"
                 )
             # What is no directory here is a name that the servers know, as on a hub.
-            return FromDisk(name, str(path.resolve() if path.exists() else path), self.seconds)
+            place = str(path.resolve() if path.exists() else path)
+            if is_adapter(path):
+                return AsAdapter(name, place, str(base_of(path)), self.seconds)
+            return FromDisk(name, place, self.seconds)
         if source is None:
             raise EngineError(
                 f"weights {version} have nobody who could send them: give Weights.source, as Learner.weights does, or "

@@ -97,6 +97,15 @@ class Fleet:
             self._homes.popitem(last=False)
         return home
 
+    def adapter(self, worker: Worker) -> str | None:
+        """What a request there has to name; None where it has no adapter."""
+        return worker.weights if self.target is not None and self.target.adapter else None
+
+    async def lacks(self, adapter: str, worker: Worker) -> bool:
+        """Whether it has no such adapter, or one of those behind the same router: it does not say who refused."""
+        listed = await asyncio.gather(*(other.adapters() for other in self._beside(worker)))
+        return any(adapter not in adapters for adapters in listed)
+
     def suspect(self, worker: Worker, problem: str) -> None:
         """Nobody asks it, nor whoever is behind the same router, until a look found it well."""
         for other in self._beside(worker):
@@ -260,7 +269,7 @@ class Fleet:
             # An update that came meanwhile gives them itself, as the next does to who let go of them.
             if target is None or target is not self.target or self._released:
                 return
-            if worker.weights != target.version:
+            if not await self._has(worker, target):
                 await self._take_from_traffic(worker, f"it has weights {worker.weights!r}, not {target.version!r}")
                 if target.bring is None:
                     return
@@ -270,6 +279,10 @@ class Fleet:
             if worker.state is State.OUT and target is self.target:
                 await self._put_in(worker)
                 _log.info("%s gets requests, at weights %s", worker.url, target.version)
+
+    @staticmethod
+    async def _has(worker: Worker, target: Target) -> bool:
+        return worker.weights == target.version and (not target.adapter or target.version in await worker.adapters())
 
     async def _take_from_traffic(self, worker: Worker, problem: str) -> None:
         self._take_out(worker, problem)
@@ -339,10 +352,11 @@ class Fleet:
     async def _give(self, worker: Worker, target: Target) -> None:
         """Pause, bring, verify, go on; what runs there goes on under the new weights."""
         assert target.bring is not None
+        mode = "abort" if target.adapter else self._pause_mode  # a request keeps the adapter that it began with
         if not worker.released:  # else it is paused
-            if self.paused and self._pause_mode == "abort":  # would wait forever for requests that are held in place
+            if self.paused and mode == "abort":  # would wait forever for requests that are held in place
                 await worker.resume()
-            await worker.pause(self._pause_mode)
+            await worker.pause(mode)
         await target.bring(worker, flush_cache=self._flush_cache and not self.namespaced)
         if not self.paused:
             await worker.resume()

@@ -23,6 +23,7 @@ from gspo_agent.engine.base import Completion, Sampling, Weights
 from gspo_agent.engine.decoder import Decoder, Request
 from gspo_agent.engine.model import load_model
 from gspo_agent.errors import EngineError, boundary
+from gspo_agent.learner_config import LoRAConfig
 from gspo_agent.quota import Quota
 
 Action = Callable[[], Any]
@@ -43,6 +44,7 @@ class LocalEngine:
         model: PreTrainedModel | str | Path,
         *,
         name: str = "policy",
+        lora: LoRAConfig | None = None,
         max_running: int = 128,
         threads: int = 1,
         weight_version: int = 0,
@@ -50,8 +52,9 @@ class LocalEngine:
         cache_bytes: int = 1 << 29,
         quota: Quota | None = None,
     ) -> None:
-        """`model` is copied, or read in float32 from a directory. `cache_bytes` bounds what is kept of prefixes."""
-        own = _own(model, device)
+        """`model` is copied, or read in float32 from a directory; with `lora` it gets an adapter, whose weights are to
+        come. `cache_bytes` bounds what is kept of prefixes."""
+        own = _own(model, lora, device)
         self._decoder = Decoder(own, weight_version=weight_version, max_running=max_running, cache_bytes=cache_bytes)
         self.name, self.turn = name, quota or contextlib.nullcontext()
         self.vocab_size = int(cast(torch.nn.Embedding, own.get_input_embeddings()).num_embeddings)
@@ -261,10 +264,10 @@ def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:
         future.set_result(outcome)
 
 
-def _own(model: PreTrainedModel | str | Path, device: str) -> PreTrainedModel:
+def _own(model: PreTrainedModel | str | Path, lora: LoRAConfig | None, device: str) -> PreTrainedModel:
     """A copy that nobody else changes, ready to decode."""
     if isinstance(model, str | Path):
-        own = load_model(model)
+        own = load_model(model, lora)
     else:
         own = copy.deepcopy(model)
         own.zero_grad(set_to_none=True)

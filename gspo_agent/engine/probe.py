@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 from gspo_agent.engine.base import Sampled
 from gspo_agent.engine.reply import UNREADABLE, read_tokens
@@ -15,17 +16,25 @@ _SECONDS = 120.0
 
 
 async def probe(
-    worker: Worker, token_ids: Sequence[int], count: int = 4, temperature: float = 1.0, *, vocab_size: int | None = None
+    worker: Worker,
+    token_ids: Sequence[int],
+    count: int = 4,
+    temperature: float = 1.0,
+    *,
+    vocab_size: int | None = None,
+    adapter: str | None = None,
 ) -> Sampled:
     """What it samples after `token_ids`. Raises ConfigError where not every token comes with its logprob, and
     Unavailable."""
-    body = {
+    body: dict[str, Any] = {
         "rid": f"probe{secrets.token_hex(8)}~0~",
         "input_ids": list(token_ids),
         "sampling_params": {"max_new_tokens": count, "temperature": temperature, "ignore_eos": True, **PLAIN},
         "return_logprob": True,
         "extra_key": f"probe {secrets.token_hex(8)}",
     }
+    if adapter is not None:
+        body["lora_path"] = adapter
     ids: Sequence[int] = []
     logprobs: Sequence[float] = []
     try:

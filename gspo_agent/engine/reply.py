@@ -12,9 +12,9 @@ from gspo_agent.engine.request import Asked
 from gspo_agent.errors import EngineError
 from gspo_agent.trajectory import Segment
 
-Source = Literal["spans", "reply", "dispatch"]
-"""Where the versions of a reply's tokens come from: `weight_versions`, `weight_version` (servers without spans), or
-what the server had when the request was sent (servers that say nothing)."""
+Source = Literal["spans", "reply", "dispatch", "adapter"]
+"""Where the versions of a reply's tokens come from: `weight_versions`, `weight_version` (servers without spans), what
+the server had when the request was sent (servers that say nothing), or the adapter that the request named."""
 
 
 UNREADABLE = AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError
@@ -75,6 +75,8 @@ def _read(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
     if not problem and len(ids) > asked.max_new_tokens:
         raise EngineError(f"{len(ids)} tokens where at most {asked.max_new_tokens} were asked for")
     spans, source = _spans(meta, len(ids), asked.dispatched, versions)
+    if asked.adapter is not None:  # an update names the next one while a request still has its own
+        spans, source = [(asked.dispatched, 0, len(ids))], "adapter"
     prompt, cached = int(meta.get("prompt_tokens") or 0), int(meta.get("cached_tokens") or 0)
     return Reply(
         Completion(

@@ -35,6 +35,8 @@ class Asked(NamedTuple):
     """The version of the server's weights at that moment."""
     vocab_size: int | None = None
     """Ids from there on are no tokens."""
+    adapter: str | None = None
+    """What the server calls the adapter that is to sample; None: its weights are all."""
 
     def body(self, token_ids: Any, *, namespace: str | None = None, stream: bool = False) -> bytes:
         """
@@ -58,6 +60,8 @@ class Asked(NamedTuple):
             "sampling_params": params,
             "return_logprob": True,
         }
+        if self.adapter is not None:
+            body["lora_path"] = self.adapter
         if namespace is not None:
             body["extra_key"] = namespace
         if stream:

@@ -21,7 +21,7 @@ from gspo_agent.engine.probe import probe
 from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply
 from gspo_agent.engine.request import Asked
 from gspo_agent.engine.stream import NoIncrement, Stream
-from gspo_agent.engine.worker import State, Unavailable, Unreachable, Worker
+from gspo_agent.engine.worker import Refused, State, Unavailable, Unreachable, Worker
 from gspo_agent.errors import EngineError
 from gspo_agent.quota import Quota
 
@@ -134,10 +134,10 @@ class SGLangEngine:
 
     def stats(self) -> dict[str, int]:
         """Counts since the start: tokens, prefill_tokens, cached_tokens; retries; discarded (tokens of aborts that came
-        without their logprobs); rescued (tokens of streams that were cut); versions_from_spans, _reply, _dispatch
-        (requests, by where their tokens' versions are known from). And what runs and waits now."""
+        without their logprobs); rescued (tokens of streams that were cut); versions_from_spans, _reply, _dispatch,
+        _adapter (requests, by where their tokens' versions are known from). And what runs and waits now."""
         names = ("tokens", "prefill_tokens", "cached_tokens", "retries", "discarded", "rescued")
-        sources = ("versions_from_spans", "versions_from_reply", "versions_from_dispatch")
+        sources = ("versions_from_spans", "versions_from_reply", "versions_from_dispatch", "versions_from_adapter")
         running = sum(len(worker.calls) for worker in self._fleet.workers) if self._fleet else 0
         return {
             **{name: self._counts[name] for name in (*names, *sources)},
@@ -223,7 +223,14 @@ class SGLangEngine:
         """As promised by Several. Who does not answer is left out."""
         _, room = self._checked(token_ids, sampling, "comparison")
         asked = (
-            probe(worker, token_ids, room, sampling.temperature, vocab_size=self.vocab_size)
+            probe(
+                worker,
+                token_ids,
+                room,
+                sampling.temperature,
+                vocab_size=self.vocab_size,
+                adapter=self.fleet.adapter(worker),
+            )
             for worker in self.fleet.serving
         )
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -302,8 +309,10 @@ class SGLangEngine:
 
     async def _try(self, call: Call, worker: Worker, ids: Any, sampling: Sampling, room: int) -> Reply:
         fleet = self.fleet
-        version = self._versions[str(worker.weights)]
-        asked = Asked(call.next_rid(), sampling, room, self.name, version, self.vocab_size)
+        version = self._versions.get(str(worker.weights))
+        if version is None:
+            raise ForeignWeights(f"it has weights {worker.weights!r}")
+        asked = Asked(call.next_rid(), sampling, room, self.name, version, self.vocab_size, fleet.adapter(worker))
         stream = Stream(asked, worker.weights, self._versions) if self._stream and worker.increments else None
         namespace = f"weights {self._mark} {worker.weights}" if fleet.namespaced else None
         body = asked.body(ids, namespace=namespace, stream=stream is not None)
@@ -321,6 +330,10 @@ class SGLangEngine:
             raise
         except NoIncrement:
             worker.increments = False
+            raise
+        except Refused as refused:
+            if asked.adapter is not None and await fleet.lacks(asked.adapter, worker):
+                raise ForeignWeights(f"it has no adapter {asked.adapter!r}: {refused}") from None
             raise
         finally:
             worker.calls.discard(call)

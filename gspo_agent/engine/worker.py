@@ -70,7 +70,7 @@ class Worker:
         """Tensor-parallel ranks."""
         self.replicas = 1
         """Data-parallel ones, and pipeline stages: of both, transfers know one."""
-        self.cuda = self.saves_memory = False
+        self.cuda = self.saves_memory = self.takes_adapters = False
         self.link: tuple[Source, str] | None = None
         """Its process group with whoever has the weights: there, and its name."""
         self.misses = 0
@@ -138,6 +138,7 @@ class Worker:
         try:
             self.ranks, self.cuda = int(info.get("tp_size") or 1), info.get("device") == "cuda"
             self.saves_memory = bool(info.get("enable_memory_saver"))
+            self.takes_adapters = bool(info.get("enable_lora"))
             self.replicas = int(info.get("dp_size") or 1) * int(info.get("pp_size") or 1)
             self.max_prompt = int(info.get("max_req_input_len") or info.get("context_length") or 0)
             self.increments = bool(info.get("incremental_streaming_output"))
@@ -225,6 +226,27 @@ class Worker:
         if not answer.get("success"):
             raise Refused(f"{self.url} did not take weights {version} from {path}: {answer.get('message')}")
         await self._verify(version)
+
+    async def adapters(self) -> set[str]:
+        """What it calls the adapters that it has."""
+        listed = await self.get("/v1/models")
+        try:
+            return {str(each["id"]) for each in listed["data"] if each.get("parent")}
+        except (AttributeError, KeyError, TypeError):
+            raise Unavailable(f"{self.url}/v1/models cannot be read: {str(listed)[:200]}") from None
+
+    async def load_adapter(self, path: str, name: str, *, seconds: float) -> None:
+        """Takes an adapter from a directory, and sees that it has it. Raises Refused where it hasn't."""
+        if name not in await self.adapters():
+            await self.post("/load_lora_adapter", {"lora_name": name, "lora_path": path}, seconds=seconds)
+            if name not in await self.adapters():
+                raise Refused(f"{self.url} does not list adapter {name} after it was loaded from {path}")
+        await self.call_weights(name)
+        await self._verify(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Returns when no request uses it any more, and it is gone."""
+        await self.post("/unload_lora_adapter", {"lora_name": name})
 
     async def begin_update(self, version: str) -> None:
         """What comes until `end_update` are parts of these weights; meanwhile it says that it has neither the old nor

@@ -1,4 +1,5 @@
-"""Checkpoints: a transformers directory that any tool can load, and the optimiser's state beside it.
+"""Checkpoints: a transformers directory that any tool can load, or an adapter's as PEFT has it, which names the model
+that it is of; and the optimiser's state beside it.
 
 A directory named `step-N` is whole: it is written under another name, synced to the disk and renamed. Its digest goes
 into the journal with the step, and is compared before a byte of it is trusted.
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gspo_agent.errors import CheckpointLost, JournalError, boundary
+from gspo_agent.engine.adapter import CONFIG_FILE as ADAPTER_CONFIG
+from gspo_agent.engine.adapter import is_adapter, load_adapter, save_adapter
+from gspo_agent.engine.model import load_model
+from gspo_agent.errors import CheckpointLost, ConfigError, JournalError, boundary
 
 if TYPE_CHECKING:
     from gspo_agent.learner.learner import Learner
@@ -64,8 +68,9 @@ def export(learner: Learner, root: Path, step: int) -> Path:
     with boundary(JournalError, f"weights {final} cannot be written{remedy}"):
         root.mkdir(exist_ok=True)
         _discard(temporary)
-        learner.model.save_pretrained(temporary)
-        _copy_tokenizer(learner.model_path, temporary)
+        _write_model(learner, temporary)
+        if learner.config.lora is None:
+            _copy_tokenizer(learner.model_path, temporary)
         _discard(final)
         temporary.rename(final)
     return final
@@ -74,7 +79,8 @@ def export(learner: Learner, root: Path, step: int) -> Path:
 def _write(learner: Learner, root: Path, step: int, temporary: Path) -> str:
     root.mkdir(exist_ok=True)  # but not the run's directory, where that has been moved away
     _discard(temporary)
-    learner.model.save_pretrained(temporary)
+    _write_model(learner, temporary)
+    learner.model.config.save_pretrained(temporary)
     _copy_tokenizer(learner.model_path, temporary)
     state = {"step": step, "optimizer": learner.optimizer.state_dict(), "skipped_updates": learner.skipped_updates}
     torch.save(state, temporary / _STATE)
@@ -83,6 +89,16 @@ def _write(learner: Learner, root: Path, step: int, temporary: Path) -> str:
         _sync(path)
     _sync(temporary)
     return digest
+
+
+def _write_model(learner: Learner, directory: Path) -> None:
+    """What is trained: the model, or its adapter."""
+    lora, base = learner.config.lora, learner.model_path
+    if lora is None:
+        learner.model.save_pretrained(directory)
+    else:
+        directory.mkdir()
+        save_adapter(learner.model, lora, str(base.resolve() if base.is_dir() else base), directory)
 
 
 def restore(learner: Learner, path: Path, digest: str | None = None) -> int:
@@ -99,12 +115,34 @@ def restore(learner: Learner, path: Path, digest: str | None = None) -> int:
                 f"checkpoint {path} is not what was saved: its files hash to {found[:12]}, the journal says "
                 f"{digest[:12]}; restore it from a copy"
             )
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         state = torch.load(path / _STATE, map_location="cpu", weights_only=True)
-        learner.model.load_state_dict(model.state_dict())
+        if learner.config.lora is None:
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+            learner.model.load_state_dict(model.state_dict())
+        else:
+            load_adapter(learner.model, path)
         learner.optimizer.load_state_dict(state["optimizer"])
         learner.skipped_updates = state["skipped_updates"]
     return int(state["step"])
+
+
+def merge(adapter: Path | None, out: Path) -> Path:
+    """Writes a whole model: that of an adapter's checkpoint, with the adapter merged into it.
+
+    Raises ConfigError for what is no adapter's, and JournalError where nothing can be written.
+    """
+    if adapter is None or not is_adapter(adapter):
+        raise ConfigError(f"{adapter or 'the run'} has no adapter: it was not trained with learner.lora")
+    if out.exists():
+        raise ConfigError(f"{out} exists; give a directory that does not")
+    model = load_model(adapter)
+    with boundary(JournalError, f"model {out} cannot be written; see free space and permissions"):
+        temporary = out.with_name(f"{_TEMPORARY}{out.name}")
+        _discard(temporary)
+        model.save_pretrained(temporary)
+        _copy_tokenizer(adapter, temporary, leave=(ADAPTER_CONFIG,))
+        temporary.rename(out)
+    return out
 
 
 def prune(root: Path, keep: int, keep_names: Collection[str] = ()) -> list[str]:
@@ -166,12 +204,12 @@ def _discard(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def _copy_tokenizer(model_path: Path, target: Path) -> None:
+def _copy_tokenizer(model_path: Path, target: Path, leave: Collection[str] = ()) -> None:
     """Tokenizer, chat template and whatever else the model's directory holds beside its weights."""
     if not model_path.is_dir():  # a hub name
         AutoTokenizer.from_pretrained(str(model_path)).save_pretrained(target)
         return
     for file in model_path.iterdir():
         beside_weights = file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
-        if file.is_file() and beside_weights and not (target / file.name).exists():
+        if file.is_file() and beside_weights and file.name not in leave and not (target / file.name).exists():
             shutil.copyfile(file, target / file.name)

@@ -1,7 +1,8 @@
 """The model that is trained: optimiser steps on rollout batches, and its weights for whoever samples.
 
-Nothing here is random but the order of trajectories, and that and the learning rate are functions of the step. So a
-restart needs the weights and the optimiser's moments, and nothing else.
+Nothing here is random but the order of trajectories and the beginning of an adapter. The order and the learning rate
+are functions of the step, the adapter is one of the seed. So a restart needs the weights and the optimiser's moments,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
 from gspo_agent.engine.model import load_model
 from gspo_agent.engine.sender import Sender
@@ -27,6 +27,7 @@ from gspo_agent.learner.batch import Batch
 from gspo_agent.learner.logprobs import Scorer
 from gspo_agent.learner.losses import LOSSES, LossOutput
 from gspo_agent.learner.tally import Tally
+from gspo_agent.learner_config import LearnerConfig
 
 _FRESH = 1  # the lag of a token that the weights before this step sampled
 _WORTHWHILE = 1024  # padded tokens from which a micro-batch is closed ...
@@ -62,7 +63,9 @@ class Learner:
         self.total_steps, self.seed, self.threads = total_steps, seed, threads
         self.device = _device(config.device)
         self._use_threads()
-        self.model = _load(model_path, self.device)
+        self.model = load_model(model_path, config.lora, seed=seed)
+        self.model.to(self.device)  # type: ignore[arg-type]
+        self.model.train(False)  # dropout would make the learner's logprobs differ from the engine's
         self.optimizer = _adamw(self.model, config)
         self.skipped_updates = 0
         """Optimiser steps left out for a gradient that was not finite, since the run began."""
@@ -253,13 +256,6 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with boundary(ConfigError, f"learner.device {name!r}"):
         return torch.empty(0, device=name).device
-
-
-def _load(path: str | Path, device: torch.device) -> PreTrainedModel:
-    model = load_model(path)
-    model.to(device)  # type: ignore[arg-type]
-    model.train(False)  # dropout would make the learner's logprobs differ from the engine's
-    return model
 
 
 def _adamw(model: PreTrainedModel, config: LearnerConfig) -> torch.optim.AdamW:

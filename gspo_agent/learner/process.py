@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
 from gspo_agent.engine.sender import Sender
 from gspo_agent.errors import GspoAgentError, LearnerError
 from gspo_agent.learner.batch import Batch
 from gspo_agent.learner.checkpoint import Saved
 from gspo_agent.learner.learner import Learner
+from gspo_agent.learner_config import LearnerConfig
 
 T = TypeVar("T")
 _CLOSE_SECONDS = 5.0

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from gspo_agent.config import LearnerConfig
 from gspo_agent.learner.batch import make_batch
 from gspo_agent.learner.learner import Learner, micro_batches
+from gspo_agent.learner_config import LearnerConfig
 from gspo_agent.trajectory import Group, Reward, Segment, Trajectory, weight_version
 
 VOCAB = 1024

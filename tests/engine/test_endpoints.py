@@ -16,7 +16,7 @@ from gspo_agent.engine.request import Asked
 
 ENGINE = Path(gspo_agent.engine.__file__).parent
 TABLE = ENGINE / "SGLANG.md"
-ROUTE = re.compile(r"(?:/[a-z_]+)+")
+ROUTE = re.compile(r"(?:/[a-z0-9_]+)+")
 READERS = {"get": "GET", "post": "POST", "_get_either": "GET", "_answers": "GET"}
 
 
@@ -84,7 +84,7 @@ def called() -> tuple[dict[str, set[str]], set[str]]:
 
 
 def body() -> dict[str, dict[str, object]]:
-    asked = Asked("r", Sampling(8, seed=1), 8, "policy", 0)
+    asked = Asked("r", Sampling(8, seed=1), 8, "policy", 0, adapter="a")
     made: dict[str, dict[str, object]] = orjson.loads(asked.body([1], namespace="n", stream=True))
     return made
 

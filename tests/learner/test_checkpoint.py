@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gspo_agent.config import LearnerConfig
-from gspo_agent.errors import CheckpointLost, JournalError
+from gspo_agent.errors import CheckpointLost, ConfigError, JournalError
 from gspo_agent.learner import checkpoint
 from gspo_agent.learner.batch import Batch, make_batch
 from gspo_agent.learner.learner import Learner
+from gspo_agent.learner_config import LearnerConfig, LoRAConfig
 from tests.learner.models import qwen3, sampled_groups, saved_qwen3
 
 
@@ -28,8 +28,8 @@ def batches() -> list[Batch]:
     return [make_batch(groups, step=step, max_weight_lag=None, advantage_std=True) for step in (1, 2, 3)]
 
 
-def learner(model_path: Path) -> Learner:
-    config = LearnerConfig(lr=1e-2, lr_schedule="linear", mini_batches=2, device="cpu")
+def learner(model_path: Path, lora: LoRAConfig | None = None) -> Learner:
+    config = LearnerConfig(lr=1e-2, lr_schedule="linear", mini_batches=2, device="cpu", lora=lora)
     return Learner(config, model_path, temperature=1.0, total_steps=3, seed=0)
 
 
@@ -37,14 +37,15 @@ def same(one: Learner, other: Learner) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4)])
 def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(
-    model_path: Path, batches: list[Batch], tmp_path: Path
+    model_path: Path, batches: list[Batch], tmp_path: Path, lora: LoRAConfig | None
 ) -> None:
-    uncut = learner(model_path)
+    uncut = learner(model_path, lora)
     uncut.step(batches[0])
     uncut.step(batches[1])
     saved = checkpoint.save(uncut, tmp_path, 2)
-    resumed = learner(model_path)
+    resumed = learner(model_path, lora)
     assert not same(resumed, uncut)
     assert checkpoint.restore(resumed, saved.path, saved.digest) == 2
     assert same(resumed, uncut)
@@ -63,6 +64,36 @@ def test_a_checkpoint_is_a_transformers_directory_with_the_models_own_tokenizer(
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (saved.path / name).read_text() == (model_path / name).read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["step-7"]
+
+
+def test_a_checkpoint_of_an_adapter_holds_the_adapter_names_its_model_and_merges_into_a_whole_one(
+    model_path: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model_path, run / "model")
+    made = learner(run / "model", LoRAConfig(rank=4))
+    made.step(batches[0])
+    (run / "checkpoints").mkdir()
+    path = checkpoint.save(made, run / "checkpoints", 3).path
+    names = {"adapter_config.json", "adapter_model.safetensors", "config.json", "learner.pt", "tokenizer.json"}
+    assert {found.name for found in path.iterdir()} >= names
+    assert not (path / "model.safetensors").exists()
+    published = checkpoint.export(made, run / "weights", 3)
+    assert {found.name for found in published.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    merged = checkpoint.merge(moved / "checkpoints" / "step-3", tmp_path / "out")
+    ids = batches[0].inputs[:1]
+    with torch.no_grad():
+        whole = AutoModelForCausalLM.from_pretrained(merged)(input_ids=ids).logits
+        assert torch.allclose(whole, made.model(input_ids=ids).logits, atol=1e-4)
+        assert not torch.allclose(whole, qwen3()(input_ids=ids).logits, atol=1e-2)
+    assert (merged / "tokenizer.json").exists()
+    assert not (merged / "adapter_config.json").exists()
+    with pytest.raises(ConfigError, match="out exists"):
+        checkpoint.merge(moved / "checkpoints" / "step-3", merged)
+    with pytest.raises(ConfigError, match="out has no adapter"):
+        checkpoint.merge(merged, tmp_path / "again")
 
 
 def damage(path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_agent.config import GRPO, LearnerConfig
 from gspo_agent.errors import ConfigError
 from gspo_agent.learner.batch import Batch, make_batch
 from gspo_agent.learner.learner import Learner, micro_batches
+from gspo_agent.learner_config import GRPO, LearnerConfig
 from gspo_agent.trajectory import Group, Segment, Trajectory
 from tests.learner.models import qwen3, sampled_groups, saved_qwen3
 
@@ -55,6 +55,19 @@ def test_on_policy_every_log_s_is_below_1e_5_over_three_tool_turns(model_path: P
     assert metrics["log_s_at_zero_updates/max"] < 1e-5
     assert metrics["out_of_band_at_zero_updates"] == 0
     assert metrics["clip_frac/0"] == 0
+
+
+def test_with_an_adapter_the_ratio_is_one_and_the_model_itself_stays_as_it_is(model_path: Path, fresh: Batch) -> None:
+    made = learner(model_path, lora={"rank": 4}, weight_decay=0.1, lr=1e-2)
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    metrics = made.step(fresh)
+    assert metrics["log_s_at_zero_updates/max"] < 1e-5
+    assert metrics["updates"] == 1
+    after = made.model.state_dict()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == {
+        name for name in after if "lora_B" in name or "lora_A" in name
+    }
+    assert made.step(fresh)["log_s_at_zero_updates/max"] > 1e-3  # it has learned by now
 
 
 def test_another_temperature_than_the_engines_shows_at_once(model_path: Path) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo_agent.config import LearnerConfig
 from gspo_agent.errors import ConfigError, JournalError, LearnerError
 from gspo_agent.learner.batch import Batch, make_batch
 from gspo_agent.learner.learner import Learner
 from gspo_agent.learner.process import LearnerProcess
+from gspo_agent.learner_config import LearnerConfig
 from tests.learner.models import qwen3, sampled_groups, saved_qwen3
 from tests.sandbox.survivors import gone
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gspo_agent.config import LearnerConfig
 from gspo_agent.engine.base import Weights
 from gspo_agent.engine.delivery import Transport
 from gspo_agent.engine.publish import publish
 from gspo_agent.engine.sender import Sender
 from gspo_agent.learner.process import LearnerProcess
+from gspo_agent.learner_config import LearnerConfig
 from gspo_agent.tiny import train_tokenizer
 from tests.engine.models import scored
 from tests.sglang.asking import ON_REAL_SERVERS, PROMPT, VOCAB, logprobs, opened, whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import torch
 
@@ -213,8 +214,9 @@ async def test_memory_is_released_when_idle_and_resumed_before_anything_is_compu
         assert (await task)[1]["output_ids"] == TURN
 
 
-async def test_adapters_are_loaded_once_where_the_server_was_started_for_them() -> None:
-    adapter = {"lora_name": "v1", "lora_path": "/x"}
+async def test_adapters_are_loaded_once_where_the_server_was_started_for_them(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    adapter = {"lora_name": "v1", "lora_path": str(tmp_path)}
     async with scene() as (_, client):
         assert (await client.post("/load_lora_adapter", **adapter))[0] == 400
     async with scene(lora=True) as (_, client):
@@ -225,3 +227,22 @@ async def test_adapters_are_loaded_once_where_the_server_was_started_for_them() 
             ("/unload", {"lora_name": "v1"}),
         ]
         assert [(await client.post(f"{verb}_lora_adapter", **body))[0] for verb, body in calls] == [200, 400, 200, 400]
+
+
+async def test_a_request_has_its_adapter_to_the_end_whatever_is_unloaded_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").touch()
+    async with scene(lora=True) as (server, client):
+        await client.post("/load_lora_adapter", lora_name="v1", lora_path=str(tmp_path))
+        assert (await client.generate("a", lora_path="v2"))[0] == 400
+        server.hold_after = 8
+        task = client.start("b", lora_path="v1")
+        await server.sampled(8)
+        unloading = asyncio.create_task(client.post("/unload_lora_adapter", lora_name="v1"))
+        await server.received("/unload_lora_adapter")
+        assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["scripted"]
+        assert not unloading.done()
+        server.hold_after = None
+        assert (await task)[1]["output_ids"] == TURN
+        assert (await unloading)[0] == 200
+        assert (await client.generate("c", lora_path="v1"))[0] == 200  # it is loaded again
+        assert server.adapters.loaded == {"v1": str(tmp_path)}

@@ -33,9 +33,12 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0, help="seconds per step")
     parser.add_argument("--max-running", type=int, default=None, help="more requests than this wait")
     parser.add_argument("--incremental-streaming-output", action="store_true", dest="incremental")
+    parser.add_argument("--enable-lora", action="store_true", dest="lora")
+    parser.add_argument("--max-lora-rank", type=int, default=None)
+    parser.add_argument("--lora-target-modules", nargs="*")
     parser.add_argument("--version", default="0.5.23", help="what /server_info says")
     options = parser.parse_args()
-    del options.dp_size
+    del options.dp_size, options.max_lora_rank, options.lora_target_modules
     asyncio.run(serve(options))
 
 

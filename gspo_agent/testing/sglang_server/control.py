@@ -1,4 +1,4 @@
-"""The calls around generation: pause, weights, memory, adapters, cache."""
+"""The calls around generation: pause, weights, memory, cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -23,7 +23,6 @@ NOT_FLUSHED = (
     "Weights were updated, but the cache was not flushed because requests are still running or queued. "
     "Retract or finish them, then call /flush_cache."
 )
-NO_LORA = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
 
 
 def _has_weights(path: Path) -> bool:
@@ -31,16 +30,14 @@ def _has_weights(path: Path) -> bool:
 
 
 class Control:
-    def __init__(self, backend: Backend, *, ranks: int, lora: bool) -> None:
+    def __init__(self, backend: Backend, *, ranks: int) -> None:
         """
         Args:
             ranks: Tensor-parallel ranks: so many handles an update from tensors has.
-            lora: Whether adapters can be loaded.
         """
-        self.backend, self.ranks, self.lora = backend, ranks, lora
+        self.backend, self.ranks = backend, ranks
         self.session = False
         """Whether an update is open, between begin and end."""
-        self.adapters: dict[str, str] = {}
         self.loaded: list[tuple[str, str | None]] = []
         """(path, or names of tensors; version) of every update that took place."""
         self.update_delay = 0.0
@@ -69,8 +66,6 @@ class Control:
             "GET|POST /flush_cache": self.flush,
             "GET|POST /release_memory_occupation": self.release_memory,
             "GET|POST /resume_memory_occupation": self.resume_memory,
-            "POST /load_lora_adapter": self.load_adapter,
-            "POST /unload_lora_adapter": self.unload_adapter,
         }
 
     async def pause(self, call: Call) -> web.Response:
@@ -255,28 +250,3 @@ class Control:
         if self._flush():
             return web.Response(text="Cache flushed.\n")
         return web.Response(text="Flush cache failed.\n", status=400)
-
-    async def load_adapter(self, call: Call) -> web.Response:
-        name, path = call.body["lora_name"], call.body["lora_path"]
-        if not self.lora:
-            return self._adapters(NO_LORA)
-        if name in self.adapters:
-            return self._adapters(f"LoRA adapter {name} already loaded.")
-        self.adapters[name] = path
-        return self._adapters(None)
-
-    async def unload_adapter(self, call: Call) -> web.Response:
-        name = call.body["lora_name"]
-        if not self.lora:
-            return self._adapters(NO_LORA)
-        if self.adapters.pop(name, None) is None:
-            return self._adapters(f"LoRA adapter {name} does not exist.")
-        return self._adapters(None)
-
-    def _adapters(self, problem: str | None) -> web.Response:
-        content: dict[str, Any] = {
-            "success": problem is None,
-            "error_message": problem,
-            "loaded_adapters": self.adapters if problem is None else None,
-        }
-        return answer(content, 200 if problem is None else 400)

@@ -45,7 +45,7 @@ abort                 after `after` tokens; with a `status` it becomes an HTTP e
 abort in queue        as of a request that waits, or waits again, with `after` earlier tokens.
 abort before prefill  as older servers say it.
 
-On an update: unchanged  answered with success, but nothing is done.
+On an update, or the loading of an adapter: unchanged  answered with success, but nothing is done.
 """
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from gspo_agent.testing.sglang_server.adapters import Adapters
 from gspo_agent.testing.sglang_server.backend import Backend
 from gspo_agent.testing.sglang_server.call import Call, Routes
 from gspo_agent.testing.sglang_server.faults import Fault
@@ -18,8 +19,8 @@ from gspo_agent.testing.sglang_server.scheduler import Request
 
 
 class Generation:
-    def __init__(self, backend: Backend, *, incremental: bool) -> None:
-        self.backend, self.incremental = backend, incremental
+    def __init__(self, backend: Backend, adapters: Adapters, *, incremental: bool) -> None:
+        self.backend, self.adapters, self.incremental = backend, adapters, incremental
 
     def routes(self) -> Routes:
         return {"POST|PUT /generate": self.generate, "POST /abort_request": self.abort}
@@ -80,6 +81,7 @@ class Generation:
             bool(body.get("stream")),
             sampling.get("stream_interval") or 1,
             f"{body.get('extra_key')} {body.get('lora_path')}",
+            body.get("lora_path"),
         )
         for fault in faults:
             reason = fault.finish_reason()
@@ -95,6 +97,7 @@ class Generation:
             async with backend.gate.request():
                 if request.gone:
                     return
+                self.adapters.use(request.adapter)
                 self._check_context(request)
                 size = backend.model.vocab_size
                 if not all(0 <= token < size for token in request.prompt):

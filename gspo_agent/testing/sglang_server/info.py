@@ -31,7 +31,6 @@ class Info:
             "GET /server_info": self.server_info,
             "GET /get_server_info": self.server_info,
             "GET /v1/loads": self.loads,
-            "GET /v1/models": self.models,
         }
 
     async def health(self, call: Call) -> web.Response:
@@ -92,7 +91,3 @@ class Info:
         return answer(
             {"timestamp": now, "version": self.version, "accelerator": None, "num_accelerators": 1, "loads": [load]}
         )
-
-    async def models(self, call: Call) -> web.Response:
-        model = {"id": self.backend.model_path, "object": "model", "owned_by": "sglang"}
-        return answer({"object": "list", "data": [{**model, "max_model_len": self.backend.context_tokens}]})

@@ -33,6 +33,8 @@ class Request:
     """New tokens of an event; the first event is sent at once."""
     namespace: str = ""
     """Prefixes are shared within one only."""
+    adapter: str | None = None
+    """The name of the one that samples."""
     end_at: tuple[int, dict[str, Any]] | None = None
     """(tokens, finish reason) at which it is ended by order."""
     tokens: Iterator[int] = field(default_factory=lambda: iter(()))

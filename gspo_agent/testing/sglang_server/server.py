@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from gspo_agent.testing.scripted import Answer
+from gspo_agent.testing.sglang_server.adapters import Adapters
 from gspo_agent.testing.sglang_server.backend import Backend
 from gspo_agent.testing.sglang_server.call import Call, Handler, Routes
 from gspo_agent.testing.sglang_server.control import Control
@@ -106,10 +107,10 @@ class SGLangServer:
                 context_tokens=context_tokens,
                 crash=self.crash,
             )
-            control = Control(backend, ranks=ranks, lora=lora)
+            control, self.adapters = Control(backend, ranks=ranks), Adapters(backend, enabled=lora)
             info = Info(backend, version=version, health_timeout=health_timeout, args=args)
-            generation = Generation(backend, incremental=incremental)
-            routes = generation.routes() | control.routes() | info.routes()
+            generation = Generation(backend, self.adapters, incremental=incremental)
+            routes = generation.routes() | control.routes() | self.adapters.routes() | info.routes()
             return backend, control, routes | {"* /{rest:.*}": self._no_route}
 
         self._life = life

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 
 def assign_req_to_token_pool_cpu(
@@ -23,3 +26,16 @@ def __getattr__(name: str) -> Any:
         raise NotImplementedError(f"sgl_kernel.{name} needs a GPU")
 
     return missing
+
+
+def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return made
+
+
+# Pinning memory needs a GPU, and layers with adapters do it whatever they run on.
+for _name in ("tensor", "zeros", "ones", "empty"):
+    setattr(torch, _name, _unpinned(getattr(torch, _name)))
+torch.Tensor.pin_memory = lambda tensor, *args: tensor  # type: ignore[method-assign, assignment, misc]
