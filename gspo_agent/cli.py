@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import sys
-from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,7 +66,7 @@ def serve(config: ConfigPath, overrides: Overrides = None) -> None:
     from gspo_agent.config import Config
     from gspo_agent.serving import serve
 
-    _run(serve(Config.load(config, overrides or [])), Interruption(goodbye="stopped, and the servers with it"))
+    Interruption(goodbye="stopped, and the servers with it").run(serve(Config.load(config, overrides or [])))
 
 
 @app.command()
@@ -154,7 +151,8 @@ def evaluate(
     """
     from gspo_agent.evaluate import evaluate_policy
 
-    metrics = _run(evaluate_policy(*_loaded(config, overrides), model=model, samples=samples))
+    work = evaluate_policy(*_loaded(config, overrides), model=model, samples=samples)
+    metrics = Interruption().run(work)
     print(json.dumps(metrics, indent=1))
 
 
@@ -171,11 +169,29 @@ def rollout(
     """Run episodes without learning and write them down: messages, reward, token ids, logprobs, versions."""
     from gspo_agent.evaluate import collect
 
-    written, failures = _run(
+    written, failures = Interruption().run(
         collect(*_loaded(config, overrides), model=model, out=out, episodes=episodes, samples=samples, split=split)
     )
     failed = f"; {len(failures)} failed and are not in it, the first with {failures[0]}" if failures else ""
     print(f"{written} episodes in {out}{failed}")
+
+
+@app.command()
+def merge(
+    adapter: Annotated[
+        Path, typer.Argument(help="A run directory, or a checkpoint of one with `learner.lora`.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="The directory to write.", show_default=False)],
+) -> None:
+    """Write a whole model: the adapter that a run trained (`learner.lora`), merged into the model that it is of.
+
+    A checkpoint itself is an adapter's directory as PEFT has it, for whatever loads those.
+    """
+    from gspo_agent.engine.adapter import is_adapter
+    from gspo_agent.learner.checkpoint import merge
+    from gspo_agent.run import Run
+
+    print(merge(adapter if is_adapter(adapter) else Run.open(adapter).newest_checkpoint(), out))
 
 
 @app.command()
@@ -201,8 +217,8 @@ def check(
     if tasks is not None and env is None:
         from gspo_agent.entry_points import load_judge
 
-        goodbye = Interruption(goodbye="stopped; what was checked is printed")
-        raise typer.Exit(bool(_run(load_judge("workspaces")(tasks, images, backend, times), goodbye)))
+        work = load_judge("workspaces")(tasks, images, backend, times)
+        raise typer.Exit(bool(Interruption(goodbye="stopped; what was checked is printed").run(work)))
     if env is None or tasks is not None:
         raise ConfigError("give one environment to check, or --tasks FILE")
     from gspo_agent.chat import load_chat
@@ -236,7 +252,7 @@ def judge(
     from gspo_agent.entry_points import load_judge
 
     judge_file = load_judge("unit_tests")
-    unusable = _run(judge_file(file, backend), Interruption(goodbye="stopped; what was judged is printed"))
+    unusable = Interruption(goodbye="stopped; what was judged is printed").run(judge_file(file, backend))
     raise typer.Exit(bool(unusable))
 
 
@@ -288,9 +304,8 @@ def verify(
     if jsonl is not None and (gold or text):
         raise ConfigError("give either --jsonl or --text and --gold; the rows of a file have their own")
     verify_file = load_judge("math")
-    goodbye = Interruption(goodbye="stopped; what was verified is printed")
     work = verify_file(jsonl, text=text, gold=gold, anchors=anchors, second_opinion=second_opinion)
-    raise typer.Exit(bool(_run(work, goodbye)))
+    raise typer.Exit(bool(Interruption(goodbye="stopped; what was verified is printed").run(work)))
 
 
 @app.command()
@@ -367,40 +382,7 @@ def _train(config: Config, allow_changes: bool) -> None:
     from gspo_agent.trainer import train_async
 
     interruption = Interruption(config.run.grace, "stopped; the same line goes on from here")
-    _run(train_async(config, allow_changes=allow_changes, interruption=interruption), interruption)
-
-
-def _run(work: Coroutine[Any, Any, Any], interruption: Interruption | None = None) -> Any:
-    """Runs `work`; the first SIGINT, SIGTERM or SIGHUP cancels it, a second one ends the process."""
-    interruption = interruption or Interruption(goodbye="stopped; nothing was kept, the same line begins again")
-
-    async def guarded() -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        interruption.watch(task)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            # Threads may still be inside the learner: leave without waiting for them.
-            with suppress(OSError, AttributeError):  # nobody reads it, or there is none
-                sys.stdout.flush()
-            interruption.leave()
-        except BaseExceptionGroup as group:
-            told = group.subgroup(
-                (GspoAgentError, BrokenPipeError)
-            )  # the second: nobody reads standard output any more
-            raise _first(told or group) from (None if told else group)
-        finally:
-            interruption.release()
-
-    return asyncio.run(guarded())
-
-
-def _first(error: BaseException) -> BaseException:
-    """Of a group; it ended the others."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    interruption.run(train_async(config, allow_changes=allow_changes, interruption=interruption))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Coroutine
+from contextlib import suppress
 from types import FrameType
+from typing import Any
+
+from gspo_agent.errors import GspoAgentError
 
 CUT = 130
 """Exit status after a signal that cut the run, as shells have it for Ctrl-C."""
@@ -22,10 +27,12 @@ class Interruption:
     whatever still hangs; the second ends it at once.
 
     >>> interruption = Interruption(grace=30.0, goodbye="stopped; the same line goes on from here")
-    >>> interruption.watch(asyncio.current_task())
+    >>> interruption.run(train_async(config, interruption=interruption))
     """
 
-    def __init__(self, grace: float = 0.0, goodbye: str = "stopped") -> None:
+    def __init__(
+        self, grace: float = 0.0, goodbye: str = "stopped; nothing was kept, the same line begins again"
+    ) -> None:
         """
         Args:
             grace: Seconds that running tools get after a SIGTERM or SIGHUP; after a SIGINT they get none.
@@ -41,6 +48,29 @@ class Interruption:
     def grace(self) -> float:
         """Seconds that running tools have left; 0 where nothing was interrupted."""
         return max(0.0, self._tools_until - time.monotonic())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs `work` in an event loop of its own, and returns what it does; where it was cut, the process ends."""
+
+        async def guarded() -> Any:
+            task = asyncio.current_task()
+            assert task is not None
+            self.watch(task)
+            try:
+                return await work
+            except asyncio.CancelledError:
+                # Threads may still be inside the learner: leave without waiting for them.
+                with suppress(OSError, AttributeError):  # nobody reads it, or there is none
+                    sys.stdout.flush()
+                self.leave()
+            except BaseExceptionGroup as group:
+                # The second: nobody reads standard output any more.
+                told = group.subgroup((GspoAgentError, BrokenPipeError))
+                raise _first(told or group) from (None if told else group)
+            finally:
+                self.release()
+
+        return asyncio.run(guarded())
 
     def watch(self, task: asyncio.Task[object]) -> None:
         """From now on signals cut `task`, which runs in this thread's event loop."""
@@ -83,3 +113,10 @@ class Interruption:
         self._cut.wait()
         if not self._released.wait(self.grace + _LEAVE_SECONDS):
             self.leave()
+
+
+def _first(error: BaseException) -> BaseException:
+    """Of a group; it ended the others."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

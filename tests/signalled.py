@@ -7,7 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-from gspo_agent import cli
 from gspo_agent.interruption import Interruption
 from gspo_agent.monitor.screen import Screen
 from gspo_agent.trainer import train_async
@@ -31,4 +30,4 @@ if __name__ == "__main__":
     screen = Signalling(cut)
     screen.number, screen.at = signal.Signals[number], at
     interruption = Interruption(cut.run.grace, "stopped; the same line goes on from here")
-    cli._run(train_async(cut, screen=screen, interruption=interruption), interruption)
+    interruption.run(train_async(cut, screen=screen, interruption=interruption))

@@ -16,7 +16,6 @@ from gspo_agent.interruption import CUT, Interruption
 
 SCRIPT = """
 import asyncio, contextlib, sys, time
-from gspo_agent import cli
 from gspo_agent.interruption import Interruption
 
 async def work():
@@ -28,7 +27,7 @@ async def work():
             print("leaving", flush=True)
         {leave}
 
-cli._run(work(), Interruption({grace}, "goodbye"))
+Interruption({grace}, "goodbye").run(work())
 """
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gspo_agent import cli, trainer
+from gspo_agent import trainer
 from gspo_agent.config import Config
 from gspo_agent.errors import GspoAgentError
 from gspo_agent.interruption import Interruption
@@ -125,7 +125,7 @@ def main(arguments: dict[str, Any]) -> int:
     install(arguments, outside, wire, points)
     try:
         interruption = Interruption(config.run.grace)
-        cli._run(life(config, wire, interruption), interruption)
+        interruption.run(life(config, wire, interruption))
     except GspoAgentError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         wire.say("error", error=type(error).__name__)
