@@ -16,7 +16,6 @@ import re
 import select
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -83,6 +82,8 @@ def _check_version(sites: list[str]) -> None:
 
 def own_sites() -> list[str]:
     """Where the packages of this interpreter are, which runs without them."""
+    import subprocess  # with it comes `threading`, which does something after every fork
+
     code = "import sys; print(*[path for path in sys.path if path.endswith('-packages')], sep='\\n', end='')"
     found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True, text=True)
     return found.stdout.splitlines()

@@ -14,6 +14,12 @@ def test_module_that_this_version_of_python_lacks_is_left_out(monkeypatch: pytes
     warm.import_all()
 
 
+async def test_no_module_is_loaded_that_does_something_after_every_fork() -> None:
+    async with Sandbox() as own:
+        result = await own.run("import sys\nprint({'threading', 'random', 'logging'} & set(sys.modules))")
+        assert result.stdout == b"set()\n"
+
+
 def installed(name: str) -> str:
     asked = [shutil.which(name) or name, "-c", "import sys; print(sys.executable)"]
     try:
