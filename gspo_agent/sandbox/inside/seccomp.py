@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import platform
 import struct
 
 from . import linux
 
-_LOAD, _AND, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _GREATER, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NR, _ARCH = 0, 4
 _ARGUMENTS = (16, 24)  # the lower halves of the first two
@@ -226,9 +227,10 @@ class _Rules:
     def refusals(self, alone: bool, owner: bool) -> list[bytes]:
         """Ends the program: whatever is not refused is allowed."""
         calls = {**_REFUSED, **(_REFUSED_ALONE if alone else {}), **(_REFUSED_OWNER if owner else {})}
-        numbers = [call[self.column] for call in calls.values() if call[self.column] >= 0]
-        tests = [_step(_EQUAL, number, len(numbers) - index, 0) for index, number in enumerate(numbers)]
-        return [*tests, _ALLOWED, _REFUSE]
+        numbers = {call[self.column] for call in calls.values()}
+        answers = [(number, number in numbers) for number in range(_NEWEST + 1)]
+        changes = [answers[0], *(new for old, new in itertools.pairwise(answers) if old[1] != new[1])]
+        return [*_search(changes, 0), _ALLOWED, _REFUSE]
 
     def on(self, call: tuple[int, int], then: list[bytes]) -> list[bytes]:
         return [_step(_EQUAL, call[self.column], 0, len(then)), *then]
@@ -236,6 +238,23 @@ class _Rules:
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _search(changes: list[tuple[int, bool]], behind: int) -> list[bytes]:
+    """By halves: whoever installs a filter waits until the kernel has tried every call on it.
+
+    Args:
+        changes: calls, ascending, from each of which on all are refused, or allowed.
+        behind: steps between these and the last two, which allow and refuse.
+    """
+    if len(changes) == 1:
+        return []
+    middle = len(changes) // 2
+    above = _search(changes[middle:], behind)
+    below = _search(changes[:middle], behind + len(above))
+    end = len(below) + len(above) + behind
+    if_above = len(below) if above else end + changes[-1][1]
+    return [_step(_AT_LEAST, changes[middle][0], if_above, 0 if below else end + changes[0][1]), *below, *above]
 
 
 def _argument(index: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,25 @@ def test_every_jump_of_the_program_stays_in_it(machine: str, alone: bool) -> Non
             assert position + 1 + max(if_true, if_false) < len(program)
     assert program[-1] == seccomp._REFUSE
     assert len(program) < 4096  # BPF_MAXINSNS
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize(("alone", "owner"), [(False, False), (True, False), (True, True)])
+def test_what_is_on_the_list_is_refused_and_nothing_else(machine: str, alone: bool, owner: bool) -> None:
+    rules = seccomp._Rules(machine)
+    program = rules.refusals(alone, owner)
+    calls = {**seccomp._REFUSED, **(seccomp._REFUSED_ALONE if alone else {})}
+    calls |= seccomp._REFUSED_OWNER if owner else {}
+    for number in range(seccomp._NEWEST + 1):
+        refused = number in {call[rules.column] for call in calls.values()}
+        assert _answer(program, number) == (seccomp._REFUSE if refused else seccomp._ALLOWED), number
+
+
+def _answer(program: list[bytes], number: int) -> bytes:
+    """The step that the program ends at; it only asks whether the number is at least another one."""
+    position = 0
+    while program[position] not in (seccomp._REFUSE, seccomp._ALLOWED):
+        code, if_true, if_false, least = struct.unpack("=HBBI", program[position])
+        assert code == seccomp._AT_LEAST
+        position += 1 + (if_true if number >= least else if_false)
+    return program[position]
