@@ -170,6 +170,9 @@ class Folder:
     def processes(self) -> list[str]:
         return [str(pid) for pid in (self._handles if self._walls.safe else _descendants(os.getpid()))]
 
+    def newest(self) -> int:
+        return 0
+
     def signal(self, number: int) -> None:
         if self._walls.safe:
             return self._reach(number)

@@ -74,7 +74,7 @@ class Namespaces:
         self._system = bool(sites)
         self.shell = self._system and os.path.exists(SHELL)
         self._filter = Filter()
-        self._own_pids = -1
+        self._own_pids = self._last_pid = -1
 
     def launch(self, serve: Callable[[], None], report: Callable[[BaseException], None]) -> int:
         if not has_admin():
@@ -109,6 +109,8 @@ class Namespaces:
         launcher.close()
         _enter_own_pids()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        with contextlib.suppress(OSError):  # it is an option of the kernel
+            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_RDONLY)
 
     def fork(self) -> int:
         pid = -1
@@ -123,7 +125,7 @@ class Namespaces:
         return pid
 
     def enclosure(self, slot: int) -> Box:
-        return Box(slot, self._filter)
+        return Box(slot, self._filter, self._last_pid)
 
     def forget(self, pid: int) -> None:
         """Its namespaces went with it."""
@@ -139,8 +141,9 @@ class Box:
     work = _DIRECTORIES[0]
     own_count = True
 
-    def __init__(self, slot: int, seccomp: Filter) -> None:
-        self._slot, self._filter = slot, seccomp
+    def __init__(self, slot: int, seccomp: Filter, last_pid: int) -> None:
+        """`last_pid`: the kernel's file of the last id that was given in the reader's namespace, or -1."""
+        self._slot, self._filter, self._last_pid = slot, seccomp, last_pid
         self._options = ""
 
     def build(self, limits: dict[str, Any]) -> None:
@@ -183,6 +186,9 @@ class Box:
 
     def processes(self) -> list[str]:
         return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
+    def newest(self) -> int:
+        return int(os.pread(self._last_pid, 16, 0)) if self._last_pid >= 0 else 0
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

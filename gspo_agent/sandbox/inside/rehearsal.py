@@ -51,5 +51,8 @@ class _Stage:
     def processes(self) -> list[str]:
         return [str(os.getpid())]
 
+    def newest(self) -> int:
+        return 0
+
     def overdrawn(self) -> bool:
         return False

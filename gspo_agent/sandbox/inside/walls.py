@@ -36,6 +36,9 @@ class Enclosure(Protocol):
     def processes(self) -> list[str]:
         """The ids of every process that the job's programs are made of."""
 
+    def newest(self) -> int:
+        """The id of the process or thread that was started last; 0 where the kernel does not say."""
+
     def signal(self, number: int) -> None:
         """Reaches all of them; none is not an error."""
 
