@@ -46,23 +46,31 @@ class Channel:
 
     async def receive(self, timeout_s: float) -> tuple[dict[str, Any], list[bytes]]:
         """Waits for one frame; JobLost when the job is gone or answers nothing in `timeout_s`."""
+        patience = asyncio.get_running_loop().call_later(timeout_s, self._end)
         try:
-            async with asyncio.timeout(timeout_s):
-                (length,) = frames.LENGTH.unpack(await self._exactly(frames.LENGTH.size))
-                return frames.unpack(await self._exactly(length))
-        except (OSError, TimeoutError):
+            while (frame := self._frame()) is None:
+                await self._more()
+        except OSError:
             raise JobLost from None
+        finally:
+            patience.cancel()
+        return frames.unpack(frame)
 
-    async def _exactly(self, length: int) -> bytes:
-        while len(self._buffer) < length:
-            if self._ended:
-                raise JobLost
-            await self._more()
-        taken = bytes(self._buffer[:length])
-        del self._buffer[:length]
-        return taken
+    def _frame(self) -> bytes | None:
+        """The first one, without its length, where all of it has arrived."""
+        start = frames.LENGTH.size
+        if len(self._buffer) < start:
+            return None
+        end = start + frames.LENGTH.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        frame = bytes(self._buffer[start:end])
+        del self._buffer[:end]
+        return frame
 
     async def _more(self) -> None:
+        if self._ended:
+            raise JobLost
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._stop_reading()
@@ -79,9 +87,18 @@ class Channel:
         except OSError:
             data = b""
         self._buffer += data
-        if not data:
-            self._ended = True
-            self._stop_reading()
+        if data:
+            self._wake()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Nothing more will arrive, or be waited for."""
+        self._ended = True
+        self._stop_reading()
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -8,9 +8,9 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox.channel import Channel, JobLost
@@ -30,6 +30,16 @@ _DEFAULT = SandboxLimits()
 _AUTO = SandboxSettings()
 _ATTEMPTS = 2
 _MAX_SERVERS = 16
+
+
+class _Turns(asyncio.Semaphore):
+    """Waiting for one is no time of the episode that it is for."""
+
+    async def acquire(self) -> Literal[True]:
+        if not self.locked():
+            return await super().acquire()
+        with aside("tools"):
+            return await super().acquire()
 
 
 class Sandbox:
@@ -125,19 +135,13 @@ class Sandbox:
                 server.close()
         raise JobLost
 
-    @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Waits until one of the jobs that may run at once, in the running event loop, has ended."""
+    def turn(self) -> asyncio.Semaphore:
+        """`async with` it: waits until one of the jobs that may run at once, in the running event loop, has ended."""
         loop = asyncio.get_running_loop()
         turns = self._turns.get(loop)
         if turns is None:
-            turns = self._turns[loop] = asyncio.Semaphore(self._max_running)
-        with aside("tools"):
-            await turns.acquire()
-        try:
-            yield
-        finally:
-            turns.release()
+            turns = self._turns[loop] = _Turns(self._max_running)
+        return turns
 
     async def run(self, code: str, *, stdin: bytes | str = b"", limits: SandboxLimits = _DEFAULT) -> RunResult:
         """Runs `code` as a program of its own, to its end or to a limit."""

@@ -83,6 +83,8 @@ class Session:
 
     def _note(self, header: dict[str, Any]) -> str:
         """What the model cannot see from the output alone."""
+        if header["status"] in ("ok", "runtime_error"):
+            return ""
         limits = self.limits
         said = {
             "time_limit": f"TimeoutError: stopped after {limits.cpu_s:g} s of CPU or {limits.wall_s:g} s",

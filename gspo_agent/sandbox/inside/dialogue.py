@@ -6,7 +6,6 @@ answer to it; anything but exactly one answer ends the program.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -103,9 +102,10 @@ class Dialogue:
                 return verdict, b""
             if verdict != "answer":
                 return self._end("runtime_error" if verdict == "end" else verdict)
-            data = b""
-            with contextlib.suppress(OSError):
+            try:
                 data = self.socket.recv(_CHUNK)
+            except OSError:
+                data = b""
             received += data
             length = LENGTH.unpack_from(received)[0] if len(received) >= LENGTH.size else 0
             if not data:

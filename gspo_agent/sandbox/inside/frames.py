@@ -12,22 +12,22 @@ MAX_FRAME = 1 << 30
 
 
 def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
-    """[u32 length of the rest][u32 length of the header][header][blobs]; the header carries the blobs' sizes."""
-    head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
-    body = b"".join((LENGTH.pack(len(head)), head, *blobs))
-    return LENGTH.pack(len(body)) + body
+    """[u32 length of the rest], then the header and each blob as [u32 length][bytes]; an empty header is no bytes."""
+    parts = [b""]
+    for part in (json.dumps(header).encode() if header else b"", *blobs):
+        parts += LENGTH.pack(len(part)), part
+    parts[0] = LENGTH.pack(sum(map(len, parts)))
+    return b"".join(parts)
 
 
 def unpack(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
     """The header and the blobs of a frame without its first length."""
-    (size,) = LENGTH.unpack_from(body)
-    position = LENGTH.size + size
-    header = json.loads(body[LENGTH.size : position])
-    blobs = []
-    for length in header.pop("sizes"):
-        blobs.append(body[position : position + length])
-        position += length
-    return header, blobs
+    parts, position = [], 0
+    while position < len(body):
+        (length,) = LENGTH.unpack_from(body, position)
+        position += LENGTH.size + length
+        parts.append(body[position - length : position])
+    return json.loads(parts[0]) if parts[0] else {}, parts[1:]
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[bytes]]:

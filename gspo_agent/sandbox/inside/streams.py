@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
+_USUAL = 1 << 14  # bytes of output, at most, that one system call suffices for
 _SEALS = 0xF  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
@@ -41,11 +42,11 @@ class Streams:
 
     def take(self, limit: int) -> bytes:
         """What was written to the shared output since the last time."""
-        size = os.fstat(self.stdout).st_size
-        if not size:
-            return b""
-        data = os.pread(self.stdout, min(size, limit), 0)
-        os.ftruncate(self.stdout, 0)
+        data = os.pread(self.stdout, min(_USUAL, limit), 0)
+        if len(data) == _USUAL:
+            data = os.pread(self.stdout, min(os.fstat(self.stdout).st_size, limit), 0)
+        if data:
+            os.ftruncate(self.stdout, 0)
         return data
 
     def drain(self, limit: int) -> list[bytes]:
