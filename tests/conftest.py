@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gspo_agent.env.shared import _direct
+from gspo_agent.env.threads import run_sync
 from gspo_agent.sandbox import shared_sandbox
 from gspo_agent.sandbox.inside import linux
 from tests.faults.zygote import Zygote
@@ -38,6 +40,8 @@ def nothing_is_left() -> Iterator[None]:
         patch.setattr(tempfile, "tempdir", directory)
         yield
         shared_sandbox().close_now()
+        for shared in list(_direct.values()):
+            run_sync(shared.close())
         left = survivors.alive(survivors.descendants(os.getpid()) - before - {resource_tracker._resource_tracker._pid})
         named = [f"{pid}: {_command(pid)}" for pid in sorted(left)]
         for pid in left:

@@ -3,7 +3,7 @@
 `extraction` finds the answer, `normal` gives it one spelling within caps, `tokens` and `expression` parse it, `reading`
 and `scalars` make a typed value of it, `evaluation` works out numbers, `comparison` compares by type, `verdict` says
 what came of it. What is not read completely is `undecided`, which is not correct; `workers` asks sympy about it, in
-processes that can be killed.
+processes that can be killed, and beside an event loop judges all answers there.
 """
 
 from rewards.math_answer.extraction import extract

@@ -48,6 +48,11 @@ class Comparison:
         """Whether only rational numbers were compared."""
         self._left = MAX_COMPARISONS
 
+    @property
+    def path(self) -> str:
+        """How it was decided, as a verdict says it."""
+        return "fraction" if self.exact else "parser"
+
     def same(self, answer: Value, gold: Value) -> tuple[bool, str]:
         """(whether they are, the kind of what was compared). Raises Undecided, Undefined or Rejected."""
         if isinstance(answer, Assignment) or isinstance(gold, Assignment):

@@ -11,7 +11,7 @@ import sympy
 
 from rewards.math_answer.comparison import Comparison
 from rewards.math_answer.nodes import BIG_OPERATORS, Node, holds, variables
-from rewards.math_answer.outcomes import Undecided
+from rewards.math_answer.outcomes import Rejected, Undecided
 from rewards.math_answer.units import words
 
 _DIGITS = 60
@@ -34,7 +34,16 @@ class SymbolicComparison(Comparison):
             return super().nodes(a, b)
         except Undecided:
             self.symbolic = True
+        try:
             return _proven(a, b)
+        except MemoryError:
+            raise Rejected("memory") from None
+        except Exception:  # whatever sympy raises where it can't go on
+            raise Undecided from None
+
+    @property
+    def path(self) -> str:
+        return "sympy" if self.symbolic else super().path
 
 
 def _proven(a: Node, b: Node) -> bool:

@@ -116,7 +116,9 @@ def verify(
     return judge_text(text, gold, Options(anchors, answer_type, choices, multi, rel_tol, decimals))[0]
 
 
-def judge_text(text: str, gold: str, options: Options) -> tuple[Verdict, str | None]:
+def judge_text(
+    text: str, gold: str, options: Options, compare: type[Comparison] = Comparison
+) -> tuple[Verdict, str | None]:
     """The verdict, and the whole answer that was found."""
     started = time.perf_counter()
     answer: str | None = None
@@ -127,7 +129,7 @@ def judge_text(text: str, gold: str, options: Options) -> tuple[Verdict, str | N
     else:
         try:
             answer = extract(text, anchors=options.anchors)
-            correct, reason, path = judge(normal_form(answer), wanted, options)
+            correct, reason, path = judge(normal_form(answer), wanted, options, compare)
         except NoAnswer as problem:
             correct, reason, path = False, f"no_answer:{problem}", "extraction"
         except Rejected as problem:
@@ -206,7 +208,7 @@ def _undefined(value: Value) -> bool:
 _WHOLE = re.compile(r"-?\d+")
 
 
-def judge(answer: str, gold: Gold, options: Options, comparison: Comparison | None = None) -> tuple[bool, str, str]:
+def judge(answer: str, gold: Gold, options: Options, compare: type[Comparison] = Comparison) -> tuple[bool, str, str]:
     """(correct, reason, path) of a normal form. Raises Rejected where a value is too large to be worked out."""
     if not answer:
         return False, "no_answer:empty", "extraction"
@@ -219,14 +221,14 @@ def judge(answer: str, gold: Gold, options: Options, comparison: Comparison | No
         return same, "equal:num" if same else "different:num", "fraction"
     if gold.value is None:
         return False, "undecided", "none"
-    comparison = comparison or Comparison(_fraction(options.rel_tol), decimals=options.decimals)
+    comparison = compare(_fraction(options.rel_tol), decimals=options.decimals)
     try:
         same, kind = comparison.same(read(answer), gold.value)
     except (Unread, Undecided):
         return False, "undecided", "none"
     except Undefined:
         return False, "different:undefined", "parser"
-    return same, f"{'equal' if same else 'different'}:{kind}", "fraction" if comparison.exact else "parser"
+    return same, f"{'equal' if same else 'different'}:{kind}", comparison.path
 
 
 def _judge_choice(answer: str, gold: str, options: Options) -> tuple[bool, str, str]:

@@ -24,6 +24,8 @@ from gspo_agent.errors import EnvError, ReplayError, TaskError, Unscored
 from gspo_agent.messages import Message, assistant, call
 from gspo_agent.tasks import TaskSource
 from rewards.math_answer import Workers
+from rewards.math_answer.files import verify_file
+from tests.rewards.math_answer.test_verdict import CASES, text_of
 
 TASK = {"problem": "What is 6 times 7?", "gold": "42918"}
 ANSWER = assistant(r"It is \boxed{42918}.")
@@ -269,7 +271,6 @@ async def test_what_the_parser_leaves_undecided_is_asked_of_a_worker_and_a_dead_
     assert (reward, info["metrics"]) == (1.0, {"count/verdict/equal:num": 1.0})
 
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    env.shared.close()
     env.shared = Workers()
     await env.areset(options={"task": SUM})
     with pytest.raises(Unscored, match="no verdict: worker_died") as raised:
@@ -278,6 +279,24 @@ async def test_what_the_parser_leaves_undecided_is_asked_of_a_worker_and_a_dead_
     told = caplog.text + "".join(traceback.format_exception(raised.value))
     assert SUM["gold"] not in told  # nor is it in anything that is written down
     env.shared.close()
+
+
+async def test_the_score_is_what_the_command_says_of_the_same_rows(
+    env: MathVerifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = [case for case in CASES if not case.get("hostile")]  # the endless ones would take seconds
+    rows = [{"text": text_of(case), "gold": case["gold"], **case.get("opts", {})} for case in cases]
+    rows.append({"text": r"\boxed{\sum_{k=1}^{n} k}", "gold": SUM["gold"]})
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert await verify_file(file, anchors=False) == 0
+    await env.areset(options={"task": TASK})
+    said = {line["id"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    for number, row in enumerate(rows, 1):
+        line = said[f"{file}:{number}"]
+        env.metrics.clear()
+        assert await env.score(row, row["text"]) == {"right": float(line["correct"])}, line
+        assert env.metrics == {f"count/verdict/{line['reason']}": 1.0}, line
 
 
 async def test_an_episode_goes_on_in_a_fresh_instance_with_its_variables_and_its_draws() -> None:

@@ -14,6 +14,7 @@ import orjson
 
 from gspo_agent.config import EnvConfig, Limits, RolloutConfig
 from gspo_agent.env import Env, EnvFactory, ToolEnv, tool
+from gspo_agent.env.threads import run_sync
 from gspo_agent.messages import Message, call, user
 from gspo_agent.quota import Quota
 from gspo_agent.rollout import schema
@@ -135,6 +136,7 @@ class Run:
 
     def __exit__(self, *error: object) -> None:
         self.journal.close()
+        run_sync(self.factory.aclose())
 
 
 def nearly_fill(journal: Journal, pages: int) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -211,11 +212,20 @@ async def test_the_corpus_is_judged_alike_with_workers_and_each_within_its_limit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    places = asyncio.Semaphore(64)
     with Workers(cpu_s=2) as workers:
-        for case in CASES:
-            verdict = await workers.verify(text_of(case), case["gold"], Options(**case.get("opts", {})))
+
+        async def compared(case: dict[str, Any]) -> None:
+            options = case.get("opts", {})
+            async with places:
+                verdict = await workers.verify(text_of(case), case["gold"], Options(**options))
             assert verdict.correct == case["expected"], (case["id"], verdict)
             assert verdict.scored
+            here = verify(text_of(case), case["gold"], **options)
+            if here.reason != "undecided":
+                assert verdict == replace(here, ms=verdict.ms)
+
+        await asyncio.gather(*map(compared, CASES))
     written = [*os.listdir(tmp_path), *os.listdir("/")]  # the second is where a worker is
     assert not [name for name in written if name.startswith("PWNED")]
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 
 from gspo_agent.errors import ConfigError
 from rewards.math_answer import Options, Verdict, Workers, need_math_verify, symbolic, verify, worker
-from rewards.math_answer.workers import _Worker
+from rewards.math_answer.processes import Worker
 from tests.rewards.math_answer.test_verdict import CASES, text_of
 from tests.sandbox.survivors import gone
 
@@ -33,21 +32,26 @@ OTHER_SUM = SUM[0], r"\frac{n(n-1)}{2}"
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    with Workers(size=1, spares=1, cpu_s=30, wall_s=60) as workers:
+    with Workers(size=1, cpu_s=30, wall_s=60) as workers:
         yield workers
     assert not workers._busy
 
 
-def busy_one(workers: Workers) -> _Worker:
+def busy_one(workers: Workers) -> Worker:
     for _ in range(2000):
         time.sleep(0.01)
-        if busy := [worker for worker in list(workers._busy) if worker.jobs and worker._ready]:
+        if busy := [worker for worker in list(workers._busy) if worker.jobs and worker.kind == "sympy"]:
             return busy[0]
     raise AssertionError("no worker was asked")
 
 
-def until_left(workers: Workers, worker: _Worker) -> None:
-    while worker in workers._busy or not gone(worker.pid):
+def server_pid(workers: Workers) -> int:
+    assert workers._server
+    return workers._server._process.pid
+
+
+def until_left(workers: Workers, worker: Worker) -> None:
+    while worker in workers._busy or not gone(worker.pid or 0):
         time.sleep(0.001)
 
 
@@ -70,6 +74,28 @@ async def test_a_sum_is_worked_out_in_any_thread_and_on_any_event_loop(workers: 
         assert [verdict.correct for verdict in here] == [True, False, True]
         assert there.result().correct
     assert workers.killed == 0
+
+
+async def test_beside_an_event_loop_nothing_is_judged_in_this_process(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads take turns with the loop; and one that holds the turn may itself wait for a processor."""
+    monkeypatch.setattr("rewards.math_answer.workers.judge_text", None)
+    texts = (r"\boxed{\sqrt{12}}", r"2\sqrt{3}"), (r"\boxed{7}", "8"), ("\ud800" + "{" * 1_000_000, "7"), SUM
+    verdicts = await asyncio.gather(*(workers.verify(*pair) for pair in texts))
+    assert [verdict.reason for verdict in verdicts] == [
+        "equal:num", "different:num", "no_answer:no_box", "equal:num",
+    ]  # fmt: skip
+    assert verdicts[0].extracted == r"\sqrt{12}"
+
+
+async def test_a_server_that_was_killed_is_followed_by_another(workers: Workers) -> None:
+    await workers.verify(r"\boxed{7}", "7")
+    os.kill(server_pid(workers), signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, server_pid(workers), os.WEXITED | os.WNOWAIT)
+    workers._idle["parser"].popleft().end()
+    assert (await workers.verify(r"\boxed{7}", "7")).correct
+    assert (await workers.verify(*SUM)).correct
 
 
 async def test_what_is_endless_costs_its_limit_and_nobody_else_anything(workers: Workers) -> None:
@@ -97,7 +123,7 @@ async def ticks_until(seconds: float) -> int:
 def test_a_worker_that_gets_no_time_says_nothing_about_the_answer(workers: Workers) -> None:
     """As on a machine that is too busy: here the workers are stopped."""
     workers.judge(*SUM)
-    for stopped in workers._idle[False]:
+    for stopped in workers._idle["sympy"]:
         stopped.get_ready(60)
         os.kill(stopped.pid, signal.SIGSTOP)
     workers.wall_s = 0.2
@@ -107,18 +133,28 @@ def test_a_worker_that_gets_no_time_says_nothing_about_the_answer(workers: Worke
 
 
 @pytest.mark.slow
-def test_workers_that_died_while_idle_cost_no_verdict() -> None:
-    with Workers(size=1, spares=1, cpu_s=30, wall_s=60) as workers:
-        assert workers.judge(*SUM).correct
-        for worker in (idle := list(workers._idle[False])):
-            worker.kill()
-        while not all(worker.ended for worker in idle):
-            time.sleep(0.001)
-        assert workers.judge(*SUM).correct
-        assert (len(idle), workers.killed) == (2, 2)
+async def test_a_stopped_worker_that_takes_in_no_text_costs_no_verdict(workers: Workers) -> None:
+    await workers.verify(r"\boxed{7}", "7")
+    for stopped in workers._idle["parser"]:
+        assert stopped.pid
+        os.kill(stopped.pid, signal.SIGSTOP)
+    workers.wall_s = 3
+    assert (await workers.verify("." * 10_000_000 + r"\boxed{7}", "7")).correct
+    workers.wall_s = 60
 
 
 @pytest.mark.slow
+def test_workers_that_died_while_idle_cost_no_verdict() -> None:
+    with Workers(size=1, cpu_s=30, wall_s=60) as workers:
+        assert workers.judge(*SUM).correct
+        (idle,) = workers._idle["sympy"]
+        idle.kill()
+        while not idle.ended:
+            time.sleep(0.001)
+        assert workers.judge(*SUM).correct
+        assert workers.killed == 1
+
+
 def test_a_worker_that_dies_again_and_again_leaves_the_sample_unscored(workers: Workers) -> None:
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(workers.judge, *ENDLESS)
@@ -132,7 +168,6 @@ def test_a_worker_that_dies_again_and_again_leaves_the_sample_unscored(workers: 
     assert workers.judge(*SUM).correct
 
 
-@pytest.mark.slow
 async def test_cancelling_kills_the_worker_and_the_next_one_answers(workers: Workers) -> None:
     killed = workers.killed
     job = asyncio.create_task(workers.verify(*ENDLESS))
@@ -149,12 +184,12 @@ ORPHAN = r"""
 import json, sys, threading, time
 from rewards.math_answer import Workers
 
-workers = Workers(size=2, spares=1, cpu_s=1)
+workers = Workers(size=2, cpu_s=1)
 for pair in json.loads(sys.argv[1]):
     threading.Thread(target=workers.judge, args=pair).start()
 while sum(worker.jobs for worker in list(workers._busy)) < 2:
     time.sleep(0.01)
-print([worker.pid for worker in (*workers._busy, *workers._idle[False])], flush=True)
+print([workers._server._process.pid, *(worker.pid for worker in workers._busy)], flush=True)
 sys.stdin.read()
 """
 
@@ -177,22 +212,22 @@ def test_no_worker_outlives_a_process_that_is_killed() -> None:
 @pytest.mark.slow
 def test_a_worker_is_replaced_after_so_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.math_answer.workers._JOBS", 2)
-    with Workers(size=1, spares=1, cpu_s=30, wall_s=60) as workers:
+    with Workers(size=1, cpu_s=30, wall_s=60) as workers:
         pids = []
         for _ in range(4):
             assert workers.judge(*SUM).correct
-            pids.append(workers._idle[False][0].pid)
+            pids += [worker.pid for worker in workers._idle["sympy"]]
         assert workers.killed == 0
-    assert len(set(pids)) == 3  # after each job the next to be asked: the same, another, the same, another
+    assert len(set(pids)) == 2  # of four jobs: after each first of two it is there, after the second it is not
     assert all(map(gone, pids))
 
 
 @pytest.mark.slow
 def test_a_closed_pool_leaves_no_process_and_lets_nobody_wait() -> None:
-    workers = Workers(size=1, spares=1, cpu_s=60, wall_s=60)
+    workers = Workers(size=1, cpu_s=60, wall_s=60)
     with ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(workers.judge, *ENDLESS) for _ in range(2)]
-        pids = [busy_one(workers).pid, *(worker.pid for worker in workers._idle[False])]
+        pids = [busy_one(workers).pid, server_pid(workers)]
         workers.close()
         for job in jobs:
             with pytest.raises(RuntimeError, match="closed"):
@@ -201,24 +236,24 @@ def test_a_closed_pool_leaves_no_process_and_lets_nobody_wait() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_worker_inherits_is_its_pipes_and_nothing_else(workers: Workers, tmp_path: Path) -> None:
+def test_what_a_worker_inherits_is_its_channel_and_nothing_else(workers: Workers, tmp_path: Path) -> None:
     workers.judge(*SUM)
     with (tmp_path / "kept").open("w") as kept:
         os.set_inheritable(kept.fileno(), True)
-        fresh = Workers(size=1, spares=0)
+        fresh = Workers(size=1)
         with fresh:
             fresh.judge(*SUM)
-            (worker,) = fresh._idle[False]
+            (worker,) = fresh._idle["sympy"]
             process = Path(f"/proc/{worker.pid}")
             files = {os.readlink(file) for file in (process / "fd").iterdir()}
-            assert {file.partition(":")[0] for file in files} == {"pipe", "/dev/null"}
+            assert {file.partition(":")[0] for file in files} == {"socket", "/dev/null"}
             environment = (process / "environ").read_bytes().split(b"\0")
             assert {name.partition(b"=")[0] for name in environment if name} <= {
                 b"PYTHONPATH", b"PYTHONHASHSEED", b"SYMPY_GROUND_TYPES", b"MPMATH_NOGMPY", b"LC_CTYPE",
             }  # fmt: skip
             limits = (process / "limits").read_text()
             assert f"{1 << 30}" in limits
-            assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+            assert os.getpgid(worker.pid) != os.getpgid(0)
 
 
 def in_a_fork(workers: Workers, answers: Any) -> None:
@@ -328,13 +363,14 @@ def test_a_second_opinion_that_is_not_installed_is_an_error_with_the_remedy(monk
 
 def test_a_second_opinion_is_asked_about_what_is_undecided_and_nothing_else() -> None:
     def said(answer: str, gold: str, opinion: Any = lambda answer, gold: True) -> list[Any]:
-        return worker._done(symbolic, opinion, answer, gold, asdict(SECOND))
+        verdict = worker.judged(rf"\boxed{{{answer}}}", gold, SECOND, symbolic.SymbolicComparison, opinion)
+        return [verdict.correct, verdict.reason, verdict.path]
 
     def refuses(answer: str, gold: str) -> bool:
         raise RecursionError
 
     assert said("f(2)", "x") == [True, "equal:second_opinion", "math-verify"]
-    assert said("f(2)", "x", refuses) == [False, "undecided", "math-verify"]
+    assert said("f(2)", "x", refuses) == [False, "undecided", "none"]
     assert said("f(2)", "x", None) == [False, "undecided", "none"]
     assert said(r"\sum_{k=1}^{n} k", OTHER_SUM[1]) == [False, "different:num", "sympy"]
     assert said("(1,2)", "(2,1)")[:2] == [False, "different:tuple"]
