@@ -19,7 +19,7 @@ from gspo_agent.assembly import env_factories, find_model, make_engine, open_sou
 from gspo_agent.background import off_loop, rare_collections
 from gspo_agent.chat import Chat, load_chat
 from gspo_agent.config import Config
-from gspo_agent.engine.base import Engine, Sampling, Several
+from gspo_agent.engine.base import Engine, Sampled, Sampling, Several
 from gspo_agent.engine.publish import publish
 from gspo_agent.env import EnvFactory
 from gspo_agent.errors import CheckpointLost, ConfigError, JournalError
@@ -104,6 +104,10 @@ class Session:
     interruption: Interruption
     allow_changes: bool = False
     retention: Retention = field(init=False)
+    learning: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the learner computes."""
+    version: int | None = None
+    """Of the learner's weights; None while they change, or are about to."""
 
     def __post_init__(self) -> None:
         config = self.config.run
@@ -166,7 +170,9 @@ class Session:
                 await collector.pause()
             if config.engine.placement == "colocated":
                 await engine.release()
-            metrics = await off_loop(self._learn, learner, lease)
+            self.version = None
+            async with self.learning:
+                metrics = await off_loop(self._learn, learner, lease)
             step += 1
             saved = None
             if step % config.run.checkpoint_every == 0 or step == config.run.steps:
@@ -205,7 +211,8 @@ class Session:
         """Returns when every later token comes from the learner's weights. Servers that load them from disk find them
         in the run directory, which keeps those of two steps: who is brought back meanwhile may still read the older
         ones."""
-        weights = await off_loop(learner.weights, weight_version(self.journal.life, step))
+        self.version = weight_version(self.journal.life, step)
+        weights = await off_loop(learner.weights, self.version)
         how = self.config.engine
         if how.kind == "local":
             return await publish(weights, engine)
@@ -217,20 +224,30 @@ class Session:
         await off_loop(checkpoint.prune, self.run.weights, 2, {path.name})
 
     async def _compare(self, learner: AnyLearner, engine: Engine, chat: Chat) -> None:
-        """Says so where a server's log-probabilities are not the learner's."""
+        """Says so where a server's log-probabilities are not the learner's: now, and whenever one comes back that was
+        away. Where the learner works then, that is with the next weights."""
         if not isinstance(engine, Several):
             return
         config, temperature = self.config.learner, self.config.rollout.temperature
         prompt = chat.open([user("Tell a story.")], [])
-        for sampled in await engine.sample_each(prompt, Sampling(_COMPARED_TOKENS, temperature)):
-            scored, at_one = [
-                (await off_loop(learner.score, [*prompt, *sampled.token_ids], t))[len(prompt) - 1 :]
-                for t in (temperature, 1.0)
-            ]
+
+        async def compare(sampled: Sampled) -> bool:
+            if sampled.weight_version != self.version:  # else it would wait as long as a step takes
+                return False
+            async with self.learning:
+                if sampled.weight_version != self.version:
+                    return False
+                scored, at_one = [
+                    (await off_loop(learner.score, [*prompt, *sampled.token_ids], t))[len(prompt) - 1 :]
+                    for t in (temperature, 1.0)
+                ]
             if warning := disagreement(
                 sampled, scored, at_one, temperature=temperature, dtype=config.dtype, bound=config.max_logprob_diff
             ):
                 self.screen.note(warning, "bold yellow")
+            return True
+
+        await engine.compare_each(prompt, Sampling(_COMPARED_TOKENS, temperature), compare)
 
     def _concerns(self, engine: Engine, servers: Serving) -> str:
         """What stands still, and which servers get no requests and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -18,9 +19,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 from gspo_agent import trainer
+from gspo_agent.cli import app
 from gspo_agent.config import Config
 from gspo_agent.env import ToolEnv, tool
 from gspo_agent.errors import ConfigError, EnvError, LearnerError, RunLocked, TaskError
@@ -117,6 +121,40 @@ async def test_a_run_on_servers_publishes_every_step_from_disk_and_outlives_one_
         assert audit(run.journal).breaches == ()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["carry_over", "async"])
+async def test_a_server_that_was_away_is_compared_with_the_learner_again(tmp_path: Path, mode: str) -> None:
+    async with SGLangServer(vocab_size=420, delay=0.002) as one, SGLangServer(vocab_size=420, delay=0.002) as other:
+        urls = f'engine={{kind="sglang", urls=["{one.url}", "{other.url}"]}}'
+        settings = config(tmp_path / "run", urls, "run.steps=1000", "evaluation.episodes=0", f"rollout.mode={mode}")
+        screen = Screen(settings, Console(file=io.StringIO(), width=1000))
+
+        def compared() -> list[int]:
+            said = screen.console.file.getvalue()  # type: ignore[attr-defined]
+            return [said.count(f"{server.url} and the learner differ by") for server in (one, other)]
+
+        def episodes(server: SGLangServer) -> list[str]:
+            return [request.rid for request in server.scheduler.live if not request.rid.startswith("probe")]
+
+        training = asyncio.create_task(trainer.train_async(settings, screen=screen))
+        while compared() != [1, 1] or weights_name(other) == "1000000":  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await other.stop()
+        await asyncio.sleep(4)  # so long that it is looked at as another
+        await other.restart()
+        async with asyncio.timeout(30):
+            while compared() != [1, 2]:
+                assert not training.done()
+                assert not episodes(other)
+                await asyncio.sleep(0.005)
+        async with asyncio.timeout(30):
+            while not episodes(other):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        training.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await training
+
+
 async def test_a_run_that_trains_an_adapter_publishes_every_version_of_it_and_goes_on_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -146,6 +184,9 @@ async def test_with_an_adapter_the_embedded_engine_and_the_learner_agree(tmp_pat
     assert second.get("log_s_at_zero_updates/max", 0.0) < 1e-5
     path = run.newest_checkpoint()
     assert path is not None
+    whole = CliRunner().invoke(app, ["merge", str(run.dir), str(tmp_path / "whole")])
+    assert whole.exit_code == 0, whole.output
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "whole").num_parameters() > 0
     with pytest.raises(ConfigError, match=r"is an adapter; .*gspo-agent merge"):
         await trainer.train_async(config(tmp_path / "other", f"model={path}"))
 

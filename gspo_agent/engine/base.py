@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,13 @@ class Sampled:
     server: str
     precision: str
     """What it computes in, "" where it does not say."""
+    weight_version: int
     token_ids: list[int]
     logprobs: list[float]
+
+
+Comparison = Callable[[Sampled], Awaitable[bool]]
+"""Compares what a server sampled with what it should have. False: it cannot now, other weights are there by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class Several(Protocol):
         """Server -> why it gets no requests, of those that get none."""
         ...
 
-    async def sample_each(self, token_ids: Sequence[int], sampling: Sampling) -> list[Sampled]:
-        """What each server samples after `token_ids`. Raises ConfigError where its logprobs are incomplete."""
+    async def compare_each(self, token_ids: Sequence[int], sampling: Sampling, compare: Comparison) -> None:
+        """Gives what each server samples after `token_ids` to `compare`: those that get requests now, and from now on
+        each that was away, before it gets requests. Raises ConfigError where its logprobs are incomplete."""
         ...

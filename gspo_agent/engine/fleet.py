@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Literal, cast
 
 import aiohttp
 
-from gspo_agent.engine.call import Call
 from gspo_agent.engine.delivery import Target
+from gspo_agent.engine.roster import Roster
 from gspo_agent.engine.router import Router
 from gspo_agent.engine.worker import Refused, State, Unavailable, Worker
 from gspo_agent.errors import ConfigError, EngineError, GspoAgentError
 
 _log = logging.getLogger(__name__)
 PauseMode = Literal["in_place", "retract", "abort"]
-_HOMES = 1 << 17
+_GRACE_SECONDS = 10.0  # that an update waits for servers that get no requests: one of them may hang
 _SOON_SECONDS = 1.0  # from a look without an answer to the next
 _LAST_SECONDS = 60.0  # the longest that passes between two tries to bring a server back
 
 
-class Fleet:
+class Fleet(Roster):
     """The servers, who among them may be asked, and the tasks that look after them.
 
     One task per server looks at it every `look_every` seconds, or at once where something went wrong. A server that
@@ -44,58 +43,22 @@ class Fleet:
         probe: Callable[[Worker], Awaitable[object]],
     ) -> None:
         """`probe` raises where a server that was examined cannot be worked with all the same."""
-        self.workers: list[Worker] = []
+        super().__init__()
         self.target: Target | None = None
-        self.paused = self._released = False
-        self.waiting: set[Call] = set()
-        """Calls that wait until somebody can be asked."""
+        self.prove: Callable[[Worker], Awaitable[bool]] | None = None
+        """Asked about a server that was away, once it has the weights: whether it may get requests. False: not now; it
+        is asked about again with the next weights."""
+        self._released = False
         self._urls, self._http = [url.rstrip("/") for url in urls], http
         self._pause_mode, self._flush_cache, self._look_every = pause_mode, flush_cache, look_every
         self._max_misses, self._probe = max_misses, probe
-        self._homes: OrderedDict[str, Worker] = OrderedDict()
         self._keepers: dict[str, asyncio.Task[None]] = {}
-        self._changed = asyncio.Event()
-
-    @property
-    def serving(self) -> list[Worker]:
-        return [worker for worker in self.workers if worker.state is not State.OUT]
 
     @property
     def namespaced(self) -> bool:
         """Whether requests keep their cached prefixes apart by weights: a pause in place does not let go of what
         requests in flight hold, so servers cannot flush then."""
         return self._flush_cache and self._pause_mode == "in_place"
-
-    def calls(self) -> Iterator[Call]:
-        """In flight, at any server."""
-        for worker in self.workers:
-            yield from worker.calls
-
-    def problems(self) -> str:
-        """Who is out, and why."""
-        return "; ".join(f"{url}: {problem}" for url, problem in self.out().items()) or "no server is known"
-
-    def out(self) -> dict[str, str]:
-        """Address -> why nothing is asked there."""
-        return {worker.url: worker.problem for worker in self.workers if worker.state is State.OUT}
-
-    # ---- who is asked
-
-    def choose(self, session: str, avoid: Worker | None = None) -> Worker | None:
-        """The server that has the session's prefix, else the one with the fewest requests. None: wait."""
-        home = self._homes.get(session)
-        if home is None or home is avoid or home.state is State.OUT:
-            serving = self.serving
-            others = [worker for worker in serving if worker is not avoid] or serving
-            if home not in others:
-                home = min(others, key=lambda worker: len(worker.calls), default=None)
-        if self.paused or home is None or home.state is not State.SERVING:
-            return None
-        self._homes[session] = home
-        self._homes.move_to_end(session)
-        if len(self._homes) > _HOMES:
-            self._homes.popitem(last=False)
-        return home
 
     def adapter(self, worker: Worker) -> str | None:
         """What a request there has to name; None where it has no adapter."""
@@ -105,38 +68,6 @@ class Fleet:
         """Whether it has no such adapter, or one of those behind the same router: it does not say who refused."""
         listed = await asyncio.gather(*(other.adapters() for other in self._beside(worker)))
         return any(adapter not in adapters for adapters in listed)
-
-    def suspect(self, worker: Worker, problem: str) -> None:
-        """Nobody asks it, nor whoever is behind the same router, until a look found it well."""
-        for other in self._beside(worker):
-            self._take_out(other, problem)
-        self.check(worker)
-
-    def check(self, worker: Worker) -> None:
-        """Has it looked at now, and whoever is behind the same router, which does not say who failed."""
-        for other in self._beside(worker):
-            other.wanted.set()
-
-    def _beside(self, worker: Worker) -> list[Worker]:
-        return [other for other in self.workers if other.entry == worker.entry]
-
-    def _take_out(self, worker: Worker, problem: str) -> None:
-        if worker.state is not State.OUT:
-            _log.warning("%s gets no requests: %s", worker.url, problem)
-        worker.state, worker.problem = State.OUT, problem
-        self._wake()
-
-    async def _put_in(self, worker: Worker) -> None:
-        if worker.router is not None:
-            await worker.router.put_in(worker)
-        if worker in self.workers:
-            worker.state, worker.problem = State.SERVING, ""
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        for call in self.waiting:
-            call.wake()
 
     # ---- who is there
 
@@ -176,6 +107,7 @@ class Fleet:
         return any(outcome is None for outcome in outcomes)
 
     async def _examine(self, worker: Worker) -> None:
+        worker.proven = False  # it may be started otherwise than before
         await worker.examine()
         if not worker.released:
             await worker.resume()  # whoever paused it before may be dead
@@ -242,7 +174,9 @@ class Fleet:
             except Refused as refused:  # it is there, and cannot be given the weights
                 self._take_out(worker, str(refused))
                 pause = min(2 * pause, _LAST_SECONDS)
-            except (Unavailable, GspoAgentError) as problem:
+            except Exception as problem:  # whatever it is, nobody else would look at this server again
+                if not isinstance(problem, Unavailable | GspoAgentError):
+                    _log.exception("a look at %s failed", worker.url)
                 await self._miss(worker, problem)
                 pause = min(self._look_every, _SOON_SECONDS)
 
@@ -276,19 +210,40 @@ class Fleet:
                 await self._give(worker, target)
             elif worker.state is State.OUT:
                 await (worker.pause("in_place") if self.paused else worker.resume())
-            if worker.state is State.OUT and target is self.target:
-                await self._put_in(worker)
+            if worker.state is State.OUT and await self._put_in(worker, target):
                 _log.info("%s gets requests, at weights %s", worker.url, target.version)
 
     @staticmethod
     async def _has(worker: Worker, target: Target) -> bool:
         return worker.weights == target.version and (not target.adapter or target.version in await worker.adapters())
 
+    async def _put_in(self, worker: Worker, target: Target) -> bool:
+        """Whether it gets requests from now on."""
+        if self.prove is not None and not worker.proven and target is self.target:
+            if worker.unproven_at == target.version:
+                return False
+            await worker.resume()  # nothing is held in place where it was away
+            if not await self.prove(worker):
+                worker.unproven_at = target.version
+                worker.problem = "its log-probabilities are compared with the learner's first, under the next weights"
+                return False
+            if self.paused:
+                await worker.pause("in_place")
+        if target is not self.target:  # an update came meanwhile, and gives them itself
+            return False
+        worker.proven = True
+        if worker.router is not None and worker.withdrawn:
+            await worker.router.put_in(worker)
+            worker.withdrawn = False
+        self._serve(worker)
+        return True
+
     async def _take_from_traffic(self, worker: Worker, problem: str) -> None:
         self._take_out(worker, problem)
         for call in worker.calls:  # of other weights, or of none: its reply could not be used
             call.cut()
         if worker.router is not None:
+            worker.withdrawn = True  # that it is not there is our doing: else it has left
             await worker.router.take_out(worker)
 
     async def _keep_router(self, router: Router) -> None:
@@ -308,15 +263,26 @@ class Fleet:
     # ---- what they all do
 
     async def update(self, target: Target, patience: float) -> None:
-        """Returns when every server that gets requests has these weights, verified, and at least one does.
+        """Returns when every server that gets requests has these weights, verified, and at least one does. For others
+        it waits some seconds, or until one of them has the weights where nobody else does.
 
         Raises EngineError where all that answer refuse, or none answers for so many seconds.
         """
         self.target, self._released = target, False
-        for worker in self.workers:
-            if worker.state is State.SERVING:
-                worker.state = State.UPDATING
-        refusals = await self._bring([worker for worker in self.workers if worker.sglang])
+        serving = self.serving
+        for worker in serving:
+            worker.state = State.UPDATING
+        others = [worker for worker in self.workers if worker.sglang and worker not in serving]
+        meanwhile = asyncio.ensure_future(self._bring(others))
+        try:
+            refusals = await self._bring(serving)
+            async with asyncio.timeout(_GRACE_SECONDS if self.serving else None):
+                refusals |= await meanwhile
+        except TimeoutError:  # whoever looks after them goes on with that
+            for worker in others:
+                worker.wanted.set()
+        finally:
+            meanwhile.cancel()
         try:
             async with asyncio.timeout(patience):
                 while not self.serving:
@@ -337,8 +303,7 @@ class Fleet:
                 async with worker.lock:
                     if target.bring is not None:
                         await self._give(worker, target)
-                    if target is self.target:
-                        await self._put_in(worker)
+                    await self._put_in(worker, target)
             except Refused as refused:
                 refusals[worker.url] = str(refused)
                 await self._fail(worker, str(refused))

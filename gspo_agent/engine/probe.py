@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_agent.engine.base import Sampled
 from gspo_agent.engine.reply import UNREADABLE, read_tokens
 from gspo_agent.engine.request import PLAIN
 from gspo_agent.engine.worker import Refused, Worker
@@ -23,9 +22,9 @@ async def probe(
     *,
     vocab_size: int | None = None,
     adapter: str | None = None,
-) -> Sampled:
-    """What it samples after `token_ids`. Raises ConfigError where not every token comes with its logprob, and
-    Unavailable."""
+) -> tuple[list[int], list[float]]:
+    """What it samples after `token_ids`, and the logprobs of that. Raises ConfigError where not every token comes with
+    its logprob, and Unavailable."""
     body: dict[str, Any] = {
         "rid": f"probe{secrets.token_hex(8)}~0~",
         "input_ids": list(token_ids),
@@ -46,4 +45,4 @@ async def probe(
         problem = f"no tokens can be read in {str(reply)[:300]}"
     if problem:
         raise ConfigError(f"{worker.url}: {problem}")
-    return Sampled(worker.url, worker.precision, list(ids), list(logprobs))
+    return list(ids), list(logprobs)

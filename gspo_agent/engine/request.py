@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from gspo_agent.engine.base import Sampling
@@ -67,3 +70,21 @@ class Asked(NamedTuple):
         if stream:
             body["stream"], params["stream_interval"] = True, STREAM_INTERVAL
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def checked(token_ids: Sequence[int], sampling: Sampling, *, vocab_size: int, context_tokens: int) -> tuple[Any, int]:
+    """The ids as an array, and how many tokens may follow them. Raises ValueError for what no server may see."""
+    ids = np.ascontiguousarray(token_ids)
+    if not len(ids):
+        raise ValueError("an empty prompt; give at least one token")
+    if ids.dtype.kind != "i":
+        raise ValueError(f"token ids must be integers, these are {ids.dtype}")
+    # One look for both bounds: as an unsigned number, a negative one is larger than any vocabulary.
+    if ids.view(f"u{ids.itemsize}").max() >= vocab_size:
+        place = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+        raise ValueError(f"token id {ids[place]} at position {place} is outside the vocabulary of {vocab_size}")
+    if len(ids) >= context_tokens:
+        raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {context_tokens}")
+    if sampling.max_new_tokens < 1 or not 0 <= sampling.temperature < math.inf:
+        raise ValueError(f"max_new_tokens must be at least 1, temperature finite and at least 0; given {sampling}")
+    return ids, min(sampling.max_new_tokens, context_tokens - len(ids))

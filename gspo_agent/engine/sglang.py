@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import secrets
-from collections import Counter
 from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 import aiohttp
-import numpy as np
 
-from gspo_agent.engine.base import Completion, Sampled, Sampling, Weights
+from gspo_agent.engine.base import Comparison, Completion, Sampled, Sampling, Weights
 from gspo_agent.engine.call import Call, escaped
+from gspo_agent.engine.counts import Counts
 from gspo_agent.engine.delivery import Target, Transport
 from gspo_agent.engine.fleet import Fleet, PauseMode
 from gspo_agent.engine.probe import probe
 from gspo_agent.engine.reply import ForeignWeights, Reply, WrongReply, read_reply
-from gspo_agent.engine.request import Asked
+from gspo_agent.engine.request import Asked, checked
 from gspo_agent.engine.stream import NoIncrement, Stream
 from gspo_agent.engine.worker import Refused, State, Unavailable, Unreachable, Worker
 from gspo_agent.errors import EngineError
@@ -91,7 +89,7 @@ class SGLangEngine:
                 answer mean that it is gone, with what it had in flight.
             max_tries, back_off: Of one request; seconds before its second try, twice as many before each later one.
         """
-        self.name, self.vocab_size, self.turn = name, vocab_size, quota or contextlib.nullcontext()
+        self.name, self.vocab_size, self.turn = name, vocab_size, quota or nullcontext()
         self._urls, self._given_version, self._context = list(urls), weight_version, context_tokens
         self._pause_mode, self._flush_cache, self._stream = pause_mode, flush_cache, stream
         self._transport = transport or Transport()
@@ -104,7 +102,7 @@ class SGLangEngine:
         self._versions: dict[str, int] = {}
         """What servers call the weights that were published -> our number."""
         self._calls: dict[str, Call] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts = Counts()
         self._background: set[asyncio.Task[Any]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._updating = asyncio.Lock()
@@ -133,17 +131,9 @@ class SGLangEngine:
         return self._fleet
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start: tokens, prefill_tokens, cached_tokens; retries; discarded (tokens of aborts that came
-        without their logprobs); rescued (tokens of streams that were cut); versions_from_spans, _reply, _dispatch,
-        _adapter (requests, by where their tokens' versions are known from). And what runs and waits now."""
-        names = ("tokens", "prefill_tokens", "cached_tokens", "retries", "discarded", "rescued")
-        sources = ("versions_from_spans", "versions_from_reply", "versions_from_dispatch", "versions_from_adapter")
+        """As of `Counts`, and what runs and waits now."""
         running = sum(len(worker.calls) for worker in self._fleet.workers) if self._fleet else 0
-        return {
-            **{name: self._counts[name] for name in (*names, *sources)},
-            "running": running,
-            "waiting": len(self._calls) - running,
-        }
+        return {**self._counts.as_dict(), "running": running, "waiting": len(self._calls) - running}
 
     def unjournaled(self) -> dict[str, int]:
         """Request id -> tokens that came so far; of one that does not stream, all that may come once it was sent. From
@@ -219,25 +209,22 @@ class SGLangEngine:
     def problems(self) -> dict[str, str]:
         return {} if self._fleet is None else self._fleet.out()
 
-    async def sample_each(self, token_ids: Sequence[int], sampling: Sampling) -> list[Sampled]:
+    async def compare_each(self, token_ids: Sequence[int], sampling: Sampling, compare: Comparison) -> None:
         """As promised by Several. Who does not answer is left out."""
         _, room = self._checked(token_ids, sampling, "comparison")
-        asked = (
-            probe(
-                worker,
-                token_ids,
-                room,
-                sampling.temperature,
-                vocab_size=self.vocab_size,
-                adapter=self.fleet.adapter(worker),
-            )
-            for worker in self.fleet.serving
-        )
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        for problem in found:
-            if isinstance(problem, BaseException) and not isinstance(problem, Unavailable):
-                raise problem
-        return [sampled for sampled in found if isinstance(sampled, Sampled)]
+        fleet = self.fleet
+
+        async def prove(worker: Worker) -> bool:
+            if (version := self._versions.get(str(worker.weights))) is None:
+                return False
+            adapter, at = fleet.adapter(worker), sampling.temperature
+            ids, logprobs = await probe(worker, token_ids, room, at, vocab_size=self.vocab_size, adapter=adapter)
+            return await compare(Sampled(worker.url, worker.precision, version, ids, logprobs))
+
+        fleet.prove = prove
+        for worker in fleet.serving:
+            with suppress(Unavailable):
+                await prove(worker)
 
     # ---- requests
 
@@ -267,10 +254,10 @@ class SGLangEngine:
                 avoid, problem = worker, error
                 fleet.check(worker)
             else:
-                return self._counted(reply)
+                return self._counts.add(reply)
             if self._fleet is not None and call.stream is not None and (rest := call.stream.rest()) is not None:
-                self._counts["rescued"] += sum(map(len, rest.completion.segments))
-                return self._counted(rest)
+                self._counts.rescued += sum(map(len, rest.completion.segments))
+                return self._counts.add(rest)
             if call.aborted:
                 break
             if call.tries >= self._max_tries:
@@ -278,7 +265,7 @@ class SGLangEngine:
                     f"engine {self.name!r}, request {call.id!r}: nothing came of {call.tries} tries; the last, at "
                     f"{worker.url}: {problem or 'no reply in time'}"
                 )
-            self._counts["retries"] += 1
+            self._counts.retries += 1
             await call.wait(min(self._back_off * 2 ** (call.tries - 1), _LONGEST_BACK_OFF))
         if self._fleet is None:
             raise EngineError(f"engine {self.name!r} was closed")
@@ -318,6 +305,7 @@ class SGLangEngine:
         body = asked.body(ids, namespace=namespace, stream=stream is not None)
         call.worker, call.asked, call.stream = worker, room, stream
         worker.calls.add(call)
+        refused: Refused | None = None
         try:
             async with call.flight(held=fleet.paused):
                 if stream is None:
@@ -331,47 +319,26 @@ class SGLangEngine:
         except NoIncrement:
             worker.increments = False
             raise
-        except Refused as refused:
-            if asked.adapter is not None and await fleet.lacks(asked.adapter, worker):
-                raise ForeignWeights(f"it has no adapter {asked.adapter!r}: {refused}") from None
-            raise
+        except Refused as error:
+            refused = error
         finally:
             worker.calls.discard(call)
             call.worker = None
             call.landed()
+        if refused is not None:
+            if asked.adapter is not None and await fleet.lacks(asked.adapter, worker):
+                raise ForeignWeights(f"it has no adapter {asked.adapter!r}: {refused}")
+            raise refused
         return read_reply(raw, asked, self._versions) if stream is None else stream.reply()
 
-    def _counted(self, reply: Reply) -> Completion:
-        counts = self._counts
-        counts["tokens"] += sum(map(len, reply.completion.segments))
-        counts["prefill_tokens"] += reply.prefill_tokens
-        counts["cached_tokens"] += reply.cached_tokens
-        counts["discarded"] += reply.discarded
-        counts[f"versions_from_{reply.source}"] += 1
-        return reply.completion
-
     def _checked(self, token_ids: Sequence[int], sampling: Sampling, request_id: str) -> tuple[Any, int]:
-        """The ids as an array, and how many tokens may follow them. Raises EngineError for what no server may see."""
-
-        def refuse(what: str) -> EngineError:
-            return EngineError(f"engine {self.name!r}, request {request_id!r}: {what}")
-
-        ids, context = np.ascontiguousarray(token_ids), self.context_tokens
-        if request_id in self._calls:
-            raise refuse("a request with this id is in flight; ids must be unique")
-        if not len(ids):
-            raise refuse("an empty prompt; give at least one token")
-        if ids.dtype.kind != "i":
-            raise refuse(f"token ids must be integers, these are {ids.dtype}")
-        # One look for both bounds: as an unsigned number, a negative one is larger than any vocabulary.
-        if ids.view(f"u{ids.itemsize}").max() >= self.vocab_size:
-            place = int(np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0])
-            raise refuse(f"token id {ids[place]} at position {place} is outside the vocabulary of {self.vocab_size}")
-        if len(ids) >= context:
-            raise refuse(f"a prompt of {len(ids)} tokens leaves no room in a context of {context}")
-        if sampling.max_new_tokens < 1 or not 0 <= sampling.temperature < math.inf:
-            raise refuse(f"max_new_tokens must be at least 1, temperature finite and at least 0; given {sampling}")
-        return ids, min(sampling.max_new_tokens, context - len(ids))
+        """As `request.checked`. Raises EngineError for what no server may see."""
+        try:
+            if request_id in self._calls:
+                raise ValueError("a request with this id is in flight; ids must be unique")
+            return checked(token_ids, sampling, vocab_size=self.vocab_size, context_tokens=self.context_tokens)
+        except ValueError as problem:
+            raise EngineError(f"engine {self.name!r}, request {request_id!r}: {problem}") from None
 
     async def abort(self, request_id: str) -> None:
         """As promised by Engine. A server that is paused ends nothing: there, and where it does not answer, the request

@@ -73,6 +73,12 @@ class Worker:
         self.cuda = self.saves_memory = self.takes_adapters = False
         self.link: tuple[Source, str] | None = None
         """Its process group with whoever has the weights: there, and its name."""
+        self.proven = False
+        """Whether it was compared, as far as anybody wants that, since it was examined."""
+        self.unproven_at: str | None = None
+        """The weights under which it could not be compared."""
+        self.withdrawn = False
+        """Whether it was taken from its router here."""
         self.misses = 0
         """Looks without an answer, one after another."""
         self.calls: set[Call] = set()

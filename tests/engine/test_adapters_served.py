@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gspo_agent.engine.base import Weights
+from gspo_agent.engine.base import Sampled, Sampling, Weights
 from gspo_agent.engine.publish import publish
 from gspo_agent.engine.sglang import SGLangEngine
 from gspo_agent.errors import ConfigError, EngineError
 from gspo_agent.testing.sglang_server import SGLangRouter, SGLangServer
 from tests.engine.test_delivery import back
-from tests.engine.test_sglang import WHOLE, ask, engine_of, is_beginning, logprobs, server, tokens, versions
+from tests.engine.test_sglang import MARK, WHOLE, ask, engine_of, is_beginning, logprobs, server, tokens, versions
 
 Made = Callable[[int], Weights]
 LOAD = "/load_lora_adapter"
@@ -62,6 +62,10 @@ def loaded(one: SGLangServer) -> list[str]:
     return [name.partition("@")[0] for name in one.adapters.loaded]
 
 
+async def anything(sampled: Sampled) -> bool:
+    return sampled.weight_version == 4
+
+
 async def test_every_request_names_the_adapter_of_its_version_and_two_stay_loaded(
     tmp_path: Path, adapter: Made
 ) -> None:
@@ -71,7 +75,10 @@ async def test_every_request_names_the_adapter_of_its_version_and_two_stay_loade
             completions = await asyncio.gather(*(ask(engine, f"{version}.{n}-1/") for n in range(4)))
             assert [tokens(completion) for completion in completions] == [WHOLE] * 4
             assert [versions(completion) for completion in completions] == [[version]] * 4
+        await engine.compare_each([5, 6, MARK], Sampling(7), anything)
         for one in servers:
+            compared = [call.body for call in one.requests if call.route == "/generate"][-1]
+            assert compared["lora_path"] == one.weight_version
             assert asked(one) == ["1"] * 2 + ["2"] * 2 + ["3"] * 2 + ["4"] * 2
             assert loaded(one) == ["3", "4"]
             assert one.control.loaded == []  # it has the model already

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gspo_agent.engine.base import Completion, Engine, Sampling, Weights
+from gspo_agent.engine.base import Completion, Engine, Sampled, Sampling, Weights
 from gspo_agent.engine.delivery import Transport
 from gspo_agent.engine.publish import publish
 from gspo_agent.engine.sglang import SGLangEngine
@@ -64,13 +64,19 @@ def weights(tmp_path: Path) -> Callable[[int], Weights]:
 async def test_every_server_is_asked_for_the_comparison_and_incomplete_logprobs_are_refused() -> None:
     async with running(3) as (engine, servers):
         servers[2].crash()
-        found = await engine.sample_each([5, 6, MARK], Sampling(7, 0.5))
-        assert [one.server for one in found] == [servers[0].url, servers[1].url]
+        found: list[Sampled] = []
+
+        async def compare(sampled: Sampled) -> bool:
+            found.append(sampled)
+            return True
+
+        await engine.compare_each([5, 6, MARK], Sampling(7, 0.5), compare)
+        assert [(one.server, one.weight_version) for one in found] == [(servers[0].url, 0), (servers[1].url, 0)]
         assert [one.token_ids for one in found] == [list(range(7))] * 2
         assert found[0].logprobs == [scripted_logprob(0, 3 + n, n) for n in range(7)]
         servers[1].order("reply", change=WRONG["first logprob only"])
         with pytest.raises(ConfigError, match=f"{servers[1].url}: 7 output ids but 1 output logprobs"):
-            await engine.sample_each([5, 6, MARK], Sampling(7, 0.5))
+            await engine.compare_each([5, 6, MARK], Sampling(7, 0.5), compare)
 
 
 async def ask(engine: Engine, id: str = "r", count: int = 300, seed: int = 7, stop: int = STOP) -> Completion:
@@ -344,6 +350,15 @@ async def test_a_reply_of_unknown_weights_is_not_used() -> None:
         completion = await ask(engine)
         assert (tokens(completion), versions(completion)) == (WHOLE, [0])
         assert engine.stats()["retries"] in (1, 2)
+
+
+async def test_a_request_is_not_sent_under_weights_that_nobody_published(weights: Callable[[int], Weights]) -> None:
+    """As of another run, found by a look whose answer of the router is still to come."""
+    async with running(look_every=60.0) as (engine, servers):
+        await publish(weights(3), engine)
+        engine.fleet.workers[0].weights = "9@another"
+        assert versions(await ask(engine)) == [3]
+        assert (len(rids(servers[0])), engine.stats()["retries"]) == (1, 1)
 
 
 ABORTS: dict[str, dict[str, Any]] = {

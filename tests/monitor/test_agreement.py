@@ -13,7 +13,7 @@ LOGPROBS = [-0.5, -1.0, -2.5, -0.1]
 def said(distance: float, *, precision: str = "float32", dtype: str = "float32", bound: float = 0.02) -> str:
     scored = [value + distance for value in LOGPROBS]
     return disagreement(
-        Sampled("http://a", precision, [1, 2, 3, 4], LOGPROBS),
+        Sampled("http://a", precision, 1, [1, 2, 3, 4], LOGPROBS),
         scored,
         scored,
         temperature=1.0,
@@ -39,11 +39,11 @@ def test_more_is_told_with_its_figures_and_what_to_compare() -> None:
 
 
 def test_a_server_that_leaves_the_temperature_out_is_refused() -> None:
-    sampled = Sampled("http://a", "float32", [1, 2, 3, 4], LOGPROBS)
+    sampled = Sampled("http://a", "float32", 1, [1, 2, 3, 4], LOGPROBS)
     scored = list(np.array(LOGPROBS) * 1.4)
     with pytest.raises(ConfigError, match=r"without SGLANG_RETURN_ORIGINAL_LOGPROB, or set rollout.temperature = 1"):
         disagreement(sampled, scored, LOGPROBS, temperature=0.7, dtype="float32", bound=0.02)
 
 
 def test_nothing_sampled_is_nothing_to_say() -> None:
-    assert disagreement(Sampled("a", "", [], []), [], [], temperature=1.0, dtype="float32", bound=0.02) == ""
+    assert disagreement(Sampled("a", "", 1, [], []), [], [], temperature=1.0, dtype="float32", bound=0.02) == ""
