@@ -30,7 +30,7 @@ def serve_command(job: Job, request: dict[str, Any], blobs: list[bytes]) -> None
         raise ValueError(f"the workspace is larger than {most}")
     _settle(job, packed)
     streams = Streams(shared=True)
-    watch = job.watch(job.start(streams, lambda: _run(json.loads(command))))
+    watch = job.start(streams, lambda: _run(json.loads(command)))
     verdict = watch.wait()
     cpu_s = watch.close()  # nothing of the job is running any more
     header = job.outcome(verdict, cpu_s, watch.exit_code, streams)
@@ -46,7 +46,7 @@ def serve_command(job: Job, request: dict[str, Any], blobs: list[bytes]) -> None
 def _settle(job: Job, packed: bytes) -> None:
     """In a program of its own: one that is stopped in the middle would seem to have removed the rest."""
     streams = Streams(shared=True)
-    watch = job.watch(job.start(streams, lambda: _write(packed)))
+    watch = job.start(streams, lambda: _write(packed))
     watch.wait()
     watch.close()
     streams.close()

@@ -28,9 +28,9 @@ class Job(Protocol):
     limits: dict[str, Any]
     enclosure: Enclosure
 
-    def start(self, streams: Streams, body: Callable[[], int], answers: socket.socket | None = None) -> int: ...
-
-    def watch(self, pid: int, answers: socket.socket | None = None) -> Watch: ...
+    def start(
+        self, streams: Streams, body: Callable[[], int], ends: tuple[socket.socket, socket.socket] | None = None
+    ) -> Watch: ...
 
 
 class Dialogue:
@@ -41,12 +41,11 @@ class Dialogue:
         self.limits = job.limits
         self.streams = Streams(shared=shared)
         self.socket, far = socket.socketpair()
-        pid = job.start(self.streams, lambda: _answer(answer_all), far)
-        far.close()
         self.socket.setblocking(False)
-        self.watch = job.watch(pid, self.socket)
+        self.watch = job.start(self.streams, lambda: _answer(answer_all), (self.socket, far))
+        far.close()
         self.alive = True
-        self.pid, self.cpu_s, self.wall_s = pid, 0.0, 0.0
+        self.pid, self.cpu_s, self.wall_s = self.watch.pid, 0.0, 0.0
         self._nonce, self._received = b"", b""
 
     def ask(self, message: bytes) -> tuple[str, bytes]:

@@ -57,24 +57,30 @@ class _Job:
         self.channel, self.enclosure, self.limits = channel, enclosure, limits
         self.kernel_limits: list[tuple[int, int]] = []
 
-    def start(self, streams: Streams, body: Callable[[], int], answers: socket.socket | None = None) -> int:
-        """Forks a program; `body` runs in it, after every right was dropped, and returns its exit code."""
+    def start(
+        self, streams: Streams, body: Callable[[], int], ends: tuple[socket.socket, socket.socket] | None = None
+    ) -> Watch:
+        """Forks a program; `body` runs in it, after every right was dropped, and returns its exit code.
+
+        Args:
+            ends: of the socket of a dialogue, this side's and the program's.
+        """
+        near, far = ends or (None, None)
         if not self.kernel_limits:
             count = self.enclosure.own_count
-            self.kernel_limits = program.kernel_limits(self.limits, whole_run=answers is None, own_count=count)
+            self.kernel_limits = program.kernel_limits(self.limits, whole_run=ends is None, own_count=count)
+        watch = Watch(self.channel, near, self.limits, self.enclosure)
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                program.confine(self.kernel_limits, self.enclosure, streams.fds, answers)
+                program.confine(self.kernel_limits, self.enclosure, streams.fds, far)
                 code = body()
             finally:
                 os._exit(code)
+        watch.follow(pid)
         self.enclosure.started(pid)
-        return pid
-
-    def watch(self, pid: int, answers: socket.socket | None = None) -> Watch:
-        return Watch(pid, self.channel, answers, self.limits, self.enclosure)
+        return watch
 
     def run(self, request: dict[str, Any], blobs: list[bytes]) -> None:
         """blobs: the code, then one standard input for each run; one frame is sent for each."""
@@ -84,7 +90,7 @@ class _Job:
                 self.enclosure.renew()
             started = time.monotonic()
             streams = Streams(stdin)
-            watch = self.watch(self.start(streams, lambda: program.run(code)))
+            watch = self.start(streams, lambda: program.run(code))
             verdict = watch.wait()
             header = self.outcome(verdict, watch.close(), watch.exit_code, streams)
             header["wall_s"] = time.monotonic() - started

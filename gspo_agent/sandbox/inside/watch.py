@@ -31,31 +31,34 @@ class Watch:
 
     def __init__(
         self,
-        pid: int,
         channel: socket.socket,
         answers: socket.socket | None,
         limits: dict[str, Any],
         enclosure: Enclosure,
     ) -> None:
-        self.pid, self.limits, self.enclosure = pid, limits, enclosure
+        self.limits, self.enclosure = limits, enclosure
         self.interruptible = False
         self.exit_code: int | None = None
-        self.handle = os.pidfd_open(pid)
         self.channel_fd, self.answers_fd = channel.fileno(), answers.fileno() if answers else -1
         self.poll = select.poll()
-        self.poll.register(self.handle, select.POLLIN)
         self.poll.register(self.channel_fd, 0)
         if answers:
             self.poll.register(self.answers_fd, select.POLLIN)
-        self.begin()
-        self.delays: dict[str, float] | None = {}  # a new program has not waited yet
+        self.pid, self.handle = 0, -1
+        self.started, self.cpu_started = time.monotonic(), 0.0
+        self.tree_base: float | None = 0.0
+        self.delays: dict[str, float] | None = {}  # a new program has used nothing, and not waited yet
+
+    def follow(self, pid: int) -> None:
+        """Little, as the pages that are written now would have to be copied: the program still has them too."""
+        self.pid, self.handle = pid, os.pidfd_open(pid)
+        self.poll.register(self.handle, select.POLLIN)
 
     def begin(self) -> None:
         """Limits count from here: one run, one call, one cell."""
         self.started = time.monotonic()
         self.cpu_started = self.own_cpu()
-        self.tree_base: float | None = None
-        self.delays = None
+        self.tree_base = self.delays = None
 
     def wait(self, *, to_send: bool = False) -> str:
         """ "answer" (or room for a question, with `to_send`), "end", or the limit that was passed."""
