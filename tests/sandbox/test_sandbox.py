@@ -58,6 +58,11 @@ print(own.value, os.getcwd(), child.stdout.strip(), child.stderr)
     assert result.stdout.decode() == "7 /box/work 42 \nat exit\n", result.stderr.decode()
 
 
+async def test_kernel_without_memory_ends_programs_first(sandbox: Sandbox) -> None:
+    result = await sandbox.run("print(open('/proc/self/oom_score_adj').read())")
+    assert result.stdout == b"1000\n\n"
+
+
 async def test_runs_of_a_batch_share_nothing(sandbox: Sandbox) -> None:
     code = "import os, builtins\nprint(os.listdir('.'), hasattr(builtins, 'x'))\nopen('f','w').close(); builtins.x = 1"
     results = await sandbox.run_many(code, ["", "", ""])

@@ -97,6 +97,15 @@ def _serve(control: socket.socket, walls: Walls) -> None:
     _Server(control, walls).serve()
 
 
+def _volunteer() -> None:
+    """The kernel, when it runs out of memory, ends this process and what it starts before the trainer."""
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # or the file is not its own
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    os.write(fd, b"1000")
+    os.close(fd)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+
+
 def _report(control: socket.socket, error: BaseException) -> None:
     if isinstance(error, linux.Unfit):
         said = {"error": str(error), "remedy": error.remedy}
@@ -131,6 +140,7 @@ class _Server:
         for end in (self.wake, wake):
             end.setblocking(False)
         self.signalled = wake
+        self.own_fds = (control.fileno(), self.wake.fileno(), wake.fileno())
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # pid 1 is deaf to what it has no handler for
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
@@ -142,7 +152,9 @@ class _Server:
             warm.import_packages(self.walls.import_paths)
         program.prepare()
         rehearsal.rehearse()
+        linux.share_text()
         gc.collect()
+        self.fillers = rehearsal.fill_gaps()
         gc.freeze()
         waiting = select.poll()
         waiting.register(self.control, select.POLLIN)
@@ -191,8 +203,9 @@ class _Server:
             _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)  # not `signal.signal`, which looks up enumerations
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
             os.setsid()  # signals to a process group do not stop at the border of a pid namespace
-            for resource in (self.control, self.wake, self.signalled):
-                resource.close()
+            for fd in self.own_fds:
+                os.close(fd)
+            _volunteer()
             supervisor.supervise(channel, self.walls.enclosure(slot))
         finally:
             os._exit(0)

@@ -27,7 +27,7 @@ def unpack(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
         (length,) = LENGTH.unpack_from(body, position)
         position += LENGTH.size + length
         parts.append(body[position - length : position])
-    return json.loads(parts[0]) if parts[0] else {}, parts[1:]
+    return json.loads(parts[0].decode()) if parts[0] else {}, parts[1:]
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[bytes]]:

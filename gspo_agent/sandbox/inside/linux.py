@@ -21,6 +21,8 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
+_READ, _WRITE, _EXECUTE = 1, 2, 4
+
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 SECCOMP_MODE_FILTER = 2
 
@@ -85,6 +87,23 @@ def pivot_root(new: str, old: str) -> None:
 def prctl(option: int, value: int = 0, pointer: object = None) -> None:
     if _libc.prctl(option, value, pointer, 0, 0) != 0:
         _checked(-1, f"prctl({option})")
+
+
+def share_text() -> None:
+    """Lets a fork have the interpreter's machine code at once, and not sixteen pages with each fault.
+
+    A fork copies the page tables only of mappings that hold a page of the process's own, so each gets one: with the
+    same bytes in it. Where that is refused, nothing is lost but time.
+    """
+    with open("/proc/self/maps") as table:
+        mappings = [line.split() for line in table if " r-xp " in line and "/" in line]
+    for area, *_, path in mappings:
+        if os.path.basename(path).startswith(("python", "libpython", "libc.")):
+            start, end = (int(edge, 16) for edge in area.split("-"))
+            place, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+            if _libc.mprotect(place, size, _READ | _WRITE | _EXECUTE) == 0:
+                ctypes.memmove(place, place, 1)
+                _checked(_libc.mprotect(place, size, _READ | _EXECUTE), "mprotect")
 
 
 def drop_capabilities() -> None:

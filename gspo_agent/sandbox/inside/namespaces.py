@@ -176,6 +176,7 @@ class Box:
             take_slot(self._slot)
             return
         # Only one id is ours: a user namespace for each program keeps their process counts apart.
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # or the maps are not its own to write
         linux.unshare(linux.CLONE_NEWUSER)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{_USER} 0 1\n")

@@ -52,10 +52,6 @@ def confine(
     limits: list[tuple[int, int]], enclosure: Enclosure, streams: tuple[int, int, int], answers: socket.socket | None
 ) -> None:
     """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(fd, b"1000")
-    os.close(fd)
     enclosure.enter()
     for target, source in enumerate(streams):
         os.dup2(source, target)
@@ -68,7 +64,7 @@ def confine(
     for kind, value in limits:
         resource.setrlimit(kind, (value, value))
     linux.drop_capabilities()
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a change of ids cleared it, and /dev/stdin needs it
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a supervisor is not, and /dev/stdin needs it
     enclosure.lock()
     _become_plain_interpreter(enclosure.work, whole_run=answers is None)
 
@@ -148,18 +144,22 @@ def _outcome(body: Callable[[], object], code: bytes = b"") -> int:
 
 
 def _finish(status: int) -> int:
-    with contextlib.suppress(BaseException):
-        if threading := sys.modules.get("threading"):
-            threading._shutdown()  # waits for threads, as the interpreter does at its end
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()
-    try:
-        sys.stdout.flush()
-    except BaseException:
+    if threading := sys.modules.get("threading"):
+        _attempt(lambda: threading._shutdown())  # waits for threads, as the interpreter does at its end
+    _attempt(lambda: atexit._run_exitfuncs())
+    if not _attempt(lambda: sys.stdout.flush()):
         status = status or 120
-    with contextlib.suppress(BaseException):
-        sys.stderr.flush()
+    _attempt(lambda: sys.stderr.flush())
     return status
+
+
+def _attempt(step: Callable[[], object]) -> bool:
+    """Whether it came to its end."""
+    try:
+        step()
+        return True
+    except BaseException:
+        return False
 
 
 def _exit_code(error: SystemExit) -> int:

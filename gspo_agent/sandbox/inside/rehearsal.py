@@ -2,6 +2,7 @@
 
 What Python writes down while code runs for the first times (specialised instructions, caches of types, counts of
 references) lies in pages that every job would otherwise have to copy for itself: that was a seventh of a job's cost.
+Another seventh were the gaps that imports leave all over the memory, in which jobs would put what they make.
 """
 
 from __future__ import annotations
@@ -9,12 +10,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from . import frames, linux, program, supervisor
 
 _TIMES = 12  # the interpreter specialises what has run about ten times
 _CODE = b"import sys\ndef f(x):\n    return x\nfor n in range(3):\n    print(f(n), sys.maxsize, 'x'[::-1])\n"
+_POOL = 1 << 14  # bytes that Python's allocator takes at a time, for objects of one size
+_POOL_HEAD = 48
+_SIZES = range(16, 513, 16)  # of the objects that it places
+_BYTES_HEAD = sys.getsizeof(b"")
+_MOST = 2_000  # objects of one size, where they are never side by side
 _LIMITS = {
     "cpu_s": 5.0, "wall_s": 15.0, "memory_bytes": 1 << 30, "address_space_bytes": 1 << 33, "output_bytes": 1 << 20,
     "result_bytes": 1 << 20, "disk_bytes": 1 << 20, "files": 9, "processes": 1 << 20, "open_files": 64,
@@ -32,6 +39,23 @@ def rehearse() -> None:
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
         program.execute(_CODE)
         sys.stdout.flush()
+
+
+def fill_gaps() -> list[object]:
+    """Objects that leave no gap in the memory as long as they live: the next ones will be side by side."""
+    return [filler for size in _SIZES for filler in _fillers(size)]
+
+
+def _fillers(size: int) -> Iterator[object]:
+    """Until they have filled a whole pool, one after the other."""
+    last = in_a_row = 0
+    for number in range(_MOST):
+        filler: object = object() if size == 16 else number + 0.5 if size == 32 else bytes(size - _BYTES_HEAD)
+        yield filler
+        in_a_row = in_a_row + 1 if id(filler) - last == size else 0
+        last = id(filler)
+        if in_a_row >= (_POOL - _POOL_HEAD) // size - 2:
+            return
 
 
 class _Stage:
