@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from gspo_agent.env.generator import GeneratorEncoder
 from gspo_agent.env.given import Given
 from gspo_agent.env.shared import Shared
-from gspo_agent.env.state import GeneratorEncoder
 from gspo_agent.env.threads import run_sync
 from gspo_agent.tools import Tool
 

@@ -37,33 +37,6 @@ def decode(data: Any, given: Given | None = None) -> Any:
     return _Decoder(given).decode(data)
 
 
-class GeneratorEncoder:
-    """Encodes a generator at every snapshot; where nothing was drawn since the last one, that one's JSON serves."""
-
-    def __init__(self) -> None:
-        self._state: Any = None
-        self._json: Any = None
-
-    def encode(self, generator: np.random.Generator | None) -> Any:
-        state = None if generator is None else generator.bit_generator.state
-        try:
-            same = bool(state == self._state)
-        except ValueError:  # with an array in it, as MT19937 has, there is no one answer
-            same = False
-        if not same:
-            self._state, self._json = state, encode(state, "np_random")
-        return self._json
-
-
-def decode_generator(data: Any) -> np.random.Generator | None:
-    if data is None:
-        return None
-    state = decode(data)
-    bits = getattr(np.random, state["bit_generator"])(0)  # seeded, or it would ask the system for entropy
-    bits.state = state
-    return np.random.Generator(bits)
-
-
 class _Encoder:
     def __init__(self, given: Given | None) -> None:
         self.given = given

@@ -9,25 +9,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-import gymnasium
-
 from gspo_agent.env.calls import answer, prepare, step_id
 from gspo_agent.env.contract import Env, Observation, StateLevel, StepResult
 from gspo_agent.env.episode import Episode, Snapshot, declared_tools, fixed_values, once, quietly, refuse_slots
+from gspo_agent.env.generator import LateGenerator, decode_generator
 from gspo_agent.env.given import Given
 from gspo_agent.env.options import check_names
 from gspo_agent.env.redaction import redact_message
 from gspo_agent.env.scoring import verdict_within, weigh
 from gspo_agent.env.shared import Shared, shared_of
 from gspo_agent.env.spaces import as_messages
-from gspo_agent.env.state import NotEncodable, decode, decode_generator, encode
+from gspo_agent.env.state import NotEncodable, decode, encode
 from gspo_agent.env.threads import DeadlinePassed, Lane
 from gspo_agent.errors import EnvError, ToolError, boundary
 from gspo_agent.messages import Message
 from gspo_agent.tools import Tool
 
 
-class ToolEnv(Env):
+class ToolEnv(LateGenerator, Env):
     """A new environment is `prompt`, `score` and methods with `@tool`; every hook may be sync or async.
 
     An assistant message without a tool call ends the episode, unless `reply` has something to say to it, and its
@@ -121,7 +120,7 @@ class ToolEnv(Env):
         if self.tainted:
             raise EnvError(f"{type(self).__name__}: a call is still running in this instance; make a new one")
         await self._end_setup()
-        gymnasium.Env.reset(self, seed=seed)
+        self._seed(seed)
         await self._open_shared()
         self._remember_initial()
         given: dict[str, Any] | None = (options or {}).get("task")
@@ -221,7 +220,7 @@ class ToolEnv(Env):
         else:
             with self._keeping("set_state"):
                 load(self, saved)
-        self._np_random = decode_generator(state["np_random"])
+        self._np_generator, self._np_random_seed = decode_generator(state["np_random"])
         if "tool_schemas" in state:  # `tools` may be asynchronous; the next step asks it
             episode.tools, self.tool_schemas = None, state["tool_schemas"]
         else:
@@ -244,7 +243,7 @@ class ToolEnv(Env):
         """The state, as the same object while it is seen to be the same; None, and the level "none", without one."""
         episode, save = self.__episode, type(self)._save
         try:
-            generator = episode.generator.encode(self._np_random)
+            generator = episode.generator.encode(self._np_generator, self._np_random_seed)
             place = self._place()
             changed = self._changed() if save is None else None
             fixed = fixed_values(changed) if changed is not None and self.seals_state else None
@@ -397,4 +396,5 @@ class ToolEnv(Env):
         self.__episode.tools = known
 
 
-ToolEnv._framework = frozenset(vars(ToolEnv())) - {"metrics"} | {"_np_random", "_np_random_seed", "spec", "state_level"}
+_GYMNASIUM = {"_np_generator", "_np_random_seed", "spec"}
+ToolEnv._framework = frozenset(vars(ToolEnv())) - {"metrics"} | _GYMNASIUM | {"state_level"}

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo_agent.env.state import GeneratorEncoder, NotEncodable, decode, decode_generator, encode
+from gspo_agent.env.generator import GeneratorEncoder, decode_generator
+from gspo_agent.env.state import NotEncodable, decode, encode
 
 _ATOMS = (
     st.none()
@@ -83,13 +84,22 @@ def test_floats_that_json_lacks_come_back() -> None:
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937])
 def test_a_generator_comes_back_wherever_it_stands(bits: Any) -> None:
     encoder, generator = GeneratorEncoder(), np.random.Generator(bits(7))
-    assert encoder.encode(None) is None
+    assert encoder.encode(None, None) is None
     for drawn in (0, 1, 0, 3):
         generator.random(drawn)
-        again = decode_generator(encoder.encode(generator))
+        again, seed = decode_generator(encoder.encode(generator, 7))
         assert again is not None
+        assert seed == -1
         assert encode(again.bit_generator.state) == encode(generator.bit_generator.state)
-    assert encoder.encode(None) is None
+    assert encoder.encode(None, None) is None
+
+
+def test_a_generator_that_nobody_asked_for_is_its_seed() -> None:
+    encoder = GeneratorEncoder()
+    data = encoder.encode(None, 7)
+    assert encoder.encode(None, 7) is data
+    assert decode_generator(data) == (None, 7)
+    assert decode_generator(encoder.encode(None, None)) == (None, None)
 
 
 def test_a_shared_container_is_still_shared_and_a_cycle_still_closed() -> None:
