@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import orjson
 
 from gspo_agent.errors import JournalError
 from gspo_agent.rollout.events import Ended
-from gspo_agent.rollout.jobs import in_parts, value_lists
+from gspo_agent.rollout.jobs import insert, value_lists
 from gspo_agent.trajectory import Status, Trajectory, is_flat, version_step
 
 
@@ -98,32 +99,33 @@ def slot_seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0]) >> 1
 
 
-def create_group(connection: sqlite3.Connection, new: NewGroup) -> OpenGroup:
-    row = connection.execute("SELECT cursor FROM cursors WHERE source = ?", (new.source,)).fetchone()
-    if (row[0] if row else 0) != new.cursor:
-        raise JournalError(f"source {new.source} stands at task {row[0] if row else 0}, not {new.cursor}")
-    connection.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (new.source, new.cursor + 1))
-    values = (new.source, new.cursor, new.spec, orjson.dumps(new.task), new.size, new.max_attempts, new.min_group)
-    group_id = connection.execute(
-        "INSERT INTO groups (source, cursor, spec, task, size, max_attempts, min_group, seed, state) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'open')",
-        (*values, new.seed),
-    ).lastrowid
-    assert group_id is not None
-    slots = _add_slots(connection, new.seed, group_id, range(new.size), 0)
-    return OpenGroup(group_id, new.source, new.spec, orjson.loads(values[3]), slots)
+def create_groups(connection: sqlite3.Connection, new: Sequence[NewGroup]) -> list[OpenGroup]:
+    """In this order."""
+    cursors: dict[int, int] = dict(connection.execute("SELECT source, cursor FROM cursors").fetchall())
+    rows: list[tuple[Any, ...]] = []
+    for group in new:
+        stands = cursors.get(group.source, 0)
+        if stands != group.cursor:
+            raise JournalError(f"source {group.source} stands at task {stands}, not {group.cursor}")
+        cursors[group.source] = stands + 1
+        rows.append((*group[:3], orjson.dumps(group.task), *group[4:], "open"))
+    insert(connection, "cursors (source, cursor)", list(cursors.items()), how="INSERT OR REPLACE")
+    columns = "source, cursor, spec, task, size, max_attempts, min_group, seed, state"
+    ids = insert(connection, f"groups ({columns})", rows)
+    places = [(group.seed, id, number, 0) for id, group in zip(ids, new, strict=True) for number in range(group.size)]
+    slots = iter(_add_slots(connection, places))
+    return [
+        OpenGroup(id, group.source, group.spec, orjson.loads(row[3]), list(islice(slots, group.size)))
+        for id, group, row in zip(ids, new, rows, strict=True)
+    ]
 
 
-def _add_slots(
-    connection: sqlite3.Connection, run_seed: int, group_id: int, numbers: Sequence[int], attempt: int
-) -> list[Slot]:
-    rows = [(group_id, number, attempt, slot_seed(run_seed, group_id, number, attempt)) for number in numbers]
-    last = connection.execute(
-        f"INSERT INTO slots (group_id, number, attempt, seed, state) VALUES {value_lists(5, len(rows))}",
-        [value for row in rows for value in (*row, "waiting")],
-    ).lastrowid
-    assert last is not None
-    return [Slot(slot_id, *row, running=False) for slot_id, row in enumerate(rows, last - len(rows) + 1)]
+def _add_slots(connection: sqlite3.Connection, places: Sequence[tuple[int, int, int, int]]) -> list[Slot]:
+    """Waiting ones at (seed of the run, group, number, attempt)."""
+    made = [(*place[1:], slot_seed(*place)) for place in places]
+    columns = "group_id, number, attempt, seed, state"
+    ids = insert(connection, f"slots ({columns})", [(*row, "waiting") for row in made])
+    return [Slot(id, *row, running=False) for id, row in zip(ids, made, strict=True)]
 
 
 def _move(connection: sqlite3.Connection, slot: Slot, old: str, new: str, **columns: Any) -> None:
@@ -167,28 +169,21 @@ def end_all(connection: sqlite3.Connection, endings: Sequence[Ending]) -> list[S
         (ending.slot.id, ending.reward, ending.event.stop_reason, now, _versions_json(ending.versions))
         for ending in endings
     ]
-    done = sum(
-        connection.execute(
+    done = 0
+    for table, arguments, _ in value_lists(values):
+        done += connection.execute(
             "UPDATE slots SET state = 'done', reward = column2, stop_reason = column3, ended = column4, "
-            f"versions = column5 FROM (VALUES {value_lists(5, len(part))}) "
-            "WHERE id = column1 AND state = 'running'",
-            [value for row in part for value in row],
+            f"versions = column5 FROM {table} WHERE id = column1 AND state = 'running'",
+            arguments,
         ).rowcount
-        for part in in_parts(values)
-    )
     if done != len(endings):
         raise JournalError(f"of slots {[row[0] for row in values]} only {done} were running; the others cannot end")
+    # A group that is over is over with the last of its members.
     last = {ending.slot.group_id: number for number, ending in enumerate(endings)}
-    unfinished = connection.execute(
-        "SELECT DISTINCT group_id FROM slots WHERE group_id IN (SELECT value FROM json_each(?)) "
-        "AND state IN ('waiting', 'running')",
-        (orjson.dumps(list(last)).decode(),),
-    )
-    still_open = {group_id for (group_id,) in unfinished}
+    over = _settle(connection, sorted(last, key=last.__getitem__))
+    still_open = Settled(None, "open", None)
     return [
-        _settle(connection, ending.slot.group_id, None)
-        if ending.slot.group_id not in still_open and last[ending.slot.group_id] == number
-        else Settled(None, "open", None)
+        over.get(ending.slot.group_id, still_open) if last[ending.slot.group_id] == number else still_open
         for number, ending in enumerate(endings)
     ]
 
@@ -204,7 +199,7 @@ def end(
         stop_reason=event.stop_reason, ended=time.time(), versions=_versions_json(versions),
     )  # fmt: skip
     retry = _retry(connection, slot) if failed else None
-    return _settle(connection, slot.group_id, retry)
+    return _settle(connection, [slot.group_id]).get(slot.group_id) or Settled(retry, "open", None)
 
 
 def restart(connection: sqlite3.Connection, slot: Slot, reason: str) -> Settled:
@@ -267,7 +262,7 @@ def _next_attempt(connection: sqlite3.Connection, group_id: int, number: int) ->
         "WHERE groups.id = ? AND number = ?",
         (group_id, number),
     ).fetchone()
-    return _add_slots(connection, seed, group_id, [number], attempt)[0]
+    return _add_slots(connection, [(seed, group_id, number, attempt)])[0]
 
 
 def _retry(connection: sqlite3.Connection, slot: Slot) -> Slot | None:
@@ -285,37 +280,45 @@ def _retry(connection: sqlite3.Connection, slot: Slot) -> Slot | None:
     return None
 
 
-def _settle(connection: sqlite3.Connection, group_id: int, retry: Slot | None) -> Settled:
-    (unfinished,) = connection.execute(
-        "SELECT count(*) FROM slots WHERE group_id = ? AND state IN ('waiting', 'running')", (group_id,)
-    ).fetchone()
-    if unfinished:
-        return Settled(retry, "open", None)
-    query = "SELECT reward FROM slots WHERE group_id = ? AND state = 'done'"
-    rewards = [reward for (reward,) in connection.execute(query, (group_id,))]
-    (min_group,) = connection.execute("SELECT min_group FROM groups WHERE id = ?", (group_id,)).fetchone()
-    if len(rewards) < min_group:
-        # It goes with the step that is being gathered.
+def _settle(connection: sqlite3.Connection, group_ids: Sequence[int]) -> dict[int, Settled]:
+    """Those of these groups that are over, and what that leads to; they get ready in this order."""
+    # Few cells, because every one that is fetched gives up the interpreter's lock; not the rewards, which JSON rounds.
+    over = connection.execute(
+        f"SELECT json_array(groups.id, min_group, count(reward), {_OLDEST}, "
+        "(SELECT coalesce(max(ready), 0) FROM groups), (SELECT coalesce(max(step), 0) FROM steps)), "
+        "min(reward), max(reward) "
+        "FROM json_each(?) AS asked JOIN groups ON groups.id = asked.value "
+        "LEFT JOIN slots ON group_id = groups.id AND slots.state = 'done' "
+        "WHERE NOT EXISTS (SELECT 1 FROM slots WHERE group_id = groups.id AND state IN ('waiting', 'running')) "
+        "GROUP BY asked.key ORDER BY asked.key",
+        (orjson.dumps(group_ids).decode(),),
+    ).fetchall()
+    outcomes: dict[int, Settled] = {}
+    rows: list[tuple[Any, ...]] = []
+    for numbers, lowest, highest in over:
+        group_id, min_group, scored, oldest, ready, step = orjson.loads(numbers)
+        if scored < min_group:
+            outcomes[group_id] = Settled(None, "given_up", None)
+            rows.append((group_id, "given_up", None, None, step + 1))  # with the step that is being gathered
+        else:
+            flat = is_flat((lowest, highest))
+            outcomes[group_id] = Settled(None, "ready", Ready(group_id, flat, oldest))
+            rows.append((group_id, "ready", flat, ready + len(rows) + 1, None))
+    for table, arguments, _ in value_lists(rows):
         connection.execute(
-            "UPDATE groups SET state = 'given_up', settled = (SELECT coalesce(max(step), 0) + 1 FROM steps) "
-            "WHERE id = ?",
-            (group_id,),
+            "UPDATE groups SET state = column2, flat = column3, ready = column4, settled = column5 "
+            f"FROM {table} WHERE id = column1",
+            arguments,
         )
-        return Settled(None, "given_up", None)
-    flat = is_flat(rewards)
-    connection.execute(
-        "UPDATE groups SET state = 'ready', flat = ?, ready = (SELECT coalesce(max(ready), 0) + 1 FROM groups) "
-        "WHERE id = ?",
-        (flat, group_id),
-    )
-    (oldest,) = connection.execute(f"SELECT {_OLDEST} FROM groups WHERE id = ?", (group_id,)).fetchone()
-    return Settled(None, "ready", Ready(group_id, flat, oldest))
+    return outcomes
 
 
 def ready_groups(connection: sqlite3.Connection) -> list[Ready]:
     """In the order in which they finished."""
-    rows = connection.execute(f"SELECT id, flat, {_OLDEST} FROM groups WHERE state = 'ready' ORDER BY ready")
-    return [Ready(group_id, bool(flat), oldest) for group_id, flat, oldest in rows]
+    (rows,) = connection.execute(
+        f"SELECT json_group_array(json_array(ready, id, flat, {_OLDEST})) FROM groups WHERE state = 'ready'"
+    ).fetchone()
+    return [Ready(group_id, bool(flat), oldest) for _, group_id, flat, oldest in sorted(orjson.loads(rows))]
 
 
 def living(connection: sqlite3.Connection) -> list[str]:

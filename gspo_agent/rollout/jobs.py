@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from gspo_agent.rollout.events import Event
@@ -18,46 +19,47 @@ Outcome = tuple["Job", Any, BaseException | None]
 """A job, what its function returned, what it raised."""
 
 _ROW_BYTES = 256  # that a row takes beside its contents, about
-_COLUMNS = "slot, at, kind, data, token_ids, logprobs, state, blob"
-_MANY = 64
-"""Rows or arguments of one statement, at most."""
-_FEW = 8
+_EVENTS = "events (slot, at, kind, data, token_ids, logprobs, state, blob)"
+_NULL = 0
+_CELLS = "column1, column2, column3, column4, " + ", ".join([f"nullif(column{n}, {_NULL})" for n in (5, 6, 7, 8)])
+"""What is `bytes` or None is given as a `bytearray` or _NULL: for those two, sqlite3 looks for an adapter every time,
+which takes longer than the row does."""
+_LEAST, _MOST = 8, 512
+"""Rows of one statement."""
 T = TypeVar("T")
 
 
 class Job:
     """Rows, a function of the connection, or both; and who waits for them."""
 
-    __slots__ = ("afterwards", "argument", "blobs", "full", "function", "rows", "size", "together", "waiter")
+    # On the class what almost none has.
+    function: Callable[[sqlite3.Connection], Any] | None = None
+    together: Callable[[sqlite3.Connection, list[Any]], Sequence[Any]] | None = None
+    """Instead: a function of many jobs' arguments that looks at no event."""
+    argument: Any = None
+    full = False
+    """The disk is to be flushed."""
+    afterwards: Callable[[sqlite3.Connection], Any] | None = None
+    """Runs when the transaction, and every other of its batch, is on disk."""
+    waiter: Future[Any] | asyncio.Future[Any] | None = None
+    blobs: Mapping[str, bytes] = NO_BLOBS
 
     def __init__(self, slot: int = 0, events: Sequence[Event] = ()) -> None:
         """Encodes the events, so that what happens to their contents later is not written."""
-        self.function: Callable[[sqlite3.Connection], Any] | None = None
-        self.together: Callable[[sqlite3.Connection, list[Any]], Sequence[Any]] | None = None
-        """Instead: a function of many jobs' arguments that looks at no event."""
-        self.argument: Any = None
-        self.full = False
-        """The disk is to be flushed."""
-        self.afterwards: Callable[[sqlite3.Connection], Any] | None = None
-        """Runs when the transaction, and every other of its batch, is on disk."""
-        self.waiter: Future[Any] | asyncio.Future[Any] | None = None
-        self.rows: list[tuple[Any, ...]] = []
-        self.blobs: Mapping[str, bytes] = NO_BLOBS
-        self.size = _ROW_BYTES * len(events)
-        """Bytes that it takes up while it is queued, about."""
-        place = (slot, time.time())
+        self.rows: list[Sequence[Any]] = []
+        size, now = _ROW_BYTES * len(events), time.time()
         for event in events:
             row, blobs = event.encode()
-            self.rows.append(place + row)
+            self.rows.append(
+                [slot, now, *[bytearray(c) if type(c) is bytes else _NULL if c is None else c for c in row]]
+            )
             _, data, token_ids, logprobs, state, _ = row
-            self.size += len(data)
-            if token_ids is not None:
-                self.size += len(token_ids) + (0 if logprobs is None else len(logprobs))
-            if state is not None:
-                self.size += len(state)
+            size += len(data) + len(token_ids or b"") + len(logprobs or b"") + len(state or b"")
             if blobs:
                 self.blobs = {**self.blobs, **blobs}
-                self.size += sum(map(len, blobs.values()))
+                size += sum(map(len, blobs.values()))
+        self.size = size
+        """Bytes that it takes up while it is queued, about."""
 
 
 class JobError(Exception):
@@ -68,25 +70,25 @@ def run_together(connection: sqlite3.Connection, batch: Sequence[Job]) -> list[O
     """All jobs of a batch, with as few statements as will do: each gives up the interpreter's lock, and has to win it
     back from the event loop. Raises JobError at the first that fails."""
     outcomes: list[Outcome] = []
-    rows: list[tuple[Any, ...]] = []
+    rows: list[Sequence[Any]] = []
     alike: list[Job] = []
     for job in batch:
         other = job.function is not None or job.together not in (None, alike[0].together if alike else None)
-        if alike and (other or len(alike) == _MANY):
+        if alike and other:
             outcomes += _run_alike(connection, alike)
             alike = []
         rows += job.rows
         if job.together is not None:
             alike.append(job)
         elif job.function is not None:
-            _insert(connection, rows)
+            insert(connection, _EVENTS, rows, _CELLS)
             rows.clear()
             outcomes.append((job, _run(partial(job.function, connection)), None))
         elif job.waiter is not None:
             outcomes.append((job, None, None))
     if alike:
         outcomes += _run_alike(connection, alike)
-    _insert(connection, rows)
+    insert(connection, _EVENTS, rows, _CELLS)
     return outcomes
 
 
@@ -112,7 +114,7 @@ def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
     connection.execute("SAVEPOINT job")
     result = None
     try:
-        _insert(connection, job.rows)
+        insert(connection, _EVENTS, job.rows, _CELLS)
         if job.function is not None:
             result = job.function(connection)
         elif job.together is not None:
@@ -127,29 +129,36 @@ def run_alone(connection: sqlite3.Connection, job: Job) -> Outcome:
     return job, result, None
 
 
-def _insert(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    for part in in_parts(rows):
-        connection.execute(_insertion(len(part)), [value for row in part for value in row])
+def insert(
+    connection: sqlite3.Connection, into: str, rows: Sequence[Sequence[Any]], cells: str = "*", how: str = "INSERT"
+) -> Sequence[int]:
+    """Rows into a table and its columns, as `cells` makes of column1, column2, .... Returns their ids, where the table
+    counts them: nobody else takes one within a transaction."""
+    last: int | None = 0
+    for values, arguments, number in value_lists(rows):
+        statement = f"{how} INTO {into} SELECT {cells} FROM {values} LIMIT ?"
+        last = connection.execute(statement, (*arguments, number)).lastrowid
+    assert last is not None
+    return range(last - len(rows) + 1, last + 1)
+
+
+def value_lists(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any], int]]:
+    """The rows as tables to stand after FROM, with their arguments, and how many rows each has before rows of zeros.
+
+    They are few, since every statement gives up the interpreter's lock half a dozen times; and of few sizes, since
+    SQLite has to translate each once, which takes longer than the rows do.
+    """
+    for start in range(0, len(rows), _MOST):
+        part = rows[start : start + _MOST]
+        columns, size = len(part[0]), max(_LEAST, 1 << (len(part) - 1).bit_length())
+        zeros = [0] * (columns * (size - len(part)))
+        yield _values(columns, size), [*chain.from_iterable(part), *zeros], len(part)
 
 
 @cache
-def _insertion(number: int) -> str:
-    return f"INSERT INTO events ({_COLUMNS}) VALUES {value_lists(8, number)}"
-
-
-def in_parts(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """All of them, in few parts and in few sizes: SQLite has to translate a statement of each size once, and that takes
-    longer than the rows do."""
-    start = 0
-    while left := min(len(rows) - start, _MANY):
-        end = start + (left - left % _FEW or left)
-        yield rows[start:end]
-        start = end
-
-
-def value_lists(columns: int, rows: int) -> str:
-    """What stands after VALUES."""
-    return ", ".join([f"({', '.join('?' * columns)})"] * rows)
+def _values(columns: int, rows: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"(VALUES {', '.join([row] * rows)})"
 
 
 def tell(outcomes: Sequence[Outcome]) -> None:

@@ -29,7 +29,8 @@ A = TypeVar("A")
 T = TypeVar("T")
 _LINGER = 0.02  # seconds in which write-behind rows gather into one transaction
 _SHORT_LINGER = 0.001  # the same where somebody waits, and the last transaction took no time
-_REST = 4  # times as long as a transaction took, the writer lets jobs gather for the next, within these two
+_REST = 4  # times as long as a transaction took, the writer lets jobs gather for the next
+_LONGEST_REST = 0.05
 QUEUED_BYTES = 64 << 20
 """What may wait for the disk before `Journal.room` asks for patience."""
 
@@ -237,7 +238,7 @@ class Journal:
             self._batch = [self._jobs.popleft() for _ in range(len(self._jobs))]
             self._commit(self._batch)
             self._batch = []
-            rest = min(max(_REST * (time.monotonic() - began), _SHORT_LINGER), _LINGER)
+            rest = min(max(_REST * (time.monotonic() - began), _SHORT_LINGER), _LONGEST_REST)
             if last:
                 return
 

@@ -14,6 +14,7 @@ from gspo_agent.errors import JournalError
 from gspo_agent.rollout.blobs import BlobStore
 from gspo_agent.rollout.events import fold
 from gspo_agent.rollout.groups import Ready, ready_groups
+from gspo_agent.rollout.jobs import insert
 from gspo_agent.rollout.journal import read_events
 from gspo_agent.trajectory import Group, Trajectory, version_step
 
@@ -60,39 +61,47 @@ def take_lease(
         chosen = choose(ready_groups(connection), num_groups, max_filtered)
         if chosen is None:
             return None
-        connection.executemany(
-            "INSERT INTO leases VALUES (?, ?, ?, ?, ?)",
-            [(step, n, group_id, filtered, max_weight_lag) for n, (group_id, filtered) in enumerate(chosen)],
+        rows = [(step, n, group_id, filtered, max_weight_lag) for n, (group_id, filtered) in enumerate(chosen)]
+        insert(connection, "leases (step, position, group_id, filtered, max_weight_lag)", rows)
+        connection.execute(
+            "UPDATE groups SET state = 'leased' WHERE id IN (SELECT group_id FROM leases WHERE step = ?)", (step,)
         )
-        connection.executemany("UPDATE groups SET state = 'leased' WHERE id = ?", [(g,) for g, _ in chosen])
-    rows = connection.execute(
-        "SELECT group_id, filtered, max_weight_lag FROM leases WHERE step = ? ORDER BY position", (step,)
-    ).fetchall()
     groups: list[Group] = []
     filtered: list[Group] = []
-    for group_id, left_out, _ in rows:
-        group = _read_group(connection, blobs, group_id, finished.get(group_id, ()))
+    for group, left_out in _read_groups(connection, blobs, step, finished):
         (filtered if left_out else groups).append(group)
-    lag = rows[0][2]
+    (lag,) = connection.execute("SELECT max(max_weight_lag) FROM leases WHERE step = ?", (step,)).fetchone()
     return Lease(step, groups, filtered, lag, _masked_tokens(groups, step, lag))
 
 
-def _read_group(
-    connection: sqlite3.Connection, blobs: BlobStore, group_id: int, finished: Sequence[Trajectory]
-) -> Group:
-    """The group with its scored members; those that this life finished need not be read back."""
-    (task,) = connection.execute("SELECT task FROM groups WHERE id = ?", (group_id,)).fetchone()
-    rows = connection.execute(
-        "SELECT id, number, attempt, seed FROM slots WHERE group_id = ? AND state = 'done' ORDER BY number",
-        (group_id,),
-    ).fetchall()
-    known = {(t.index, t.attempt): t for t in finished}
-    trajectories = [
-        known.get((number, attempt))
-        or fold(Trajectory(group_id, number, attempt, seed), read_events(connection, slot, blobs)).trajectory
-        for slot, number, attempt, seed in rows
+def _read_groups(
+    connection: sqlite3.Connection, blobs: BlobStore, step: int, finished: Mapping[int, Sequence[Trajectory]]
+) -> list[tuple[Group, bool]]:
+    """The groups with their scored members, and whether they are left out; what this life finished is not read back."""
+    # One row for all, because every row that is fetched gives up the interpreter's lock.
+    (leased,) = connection.execute(
+        "SELECT group_concat(json_array(position, group_id, filtered) || ',' || CAST(task AS TEXT)) "
+        "FROM leases JOIN groups ON groups.id = group_id WHERE step = ?",
+        (step,),
+    ).fetchone()
+    (members,) = connection.execute(
+        "SELECT json_group_array(json_array(group_id, number, attempt, slots.seed, slots.id)) "
+        "FROM leases JOIN slots USING (group_id) WHERE step = ? AND state = 'done'",
+        (step,),
+    ).fetchone()
+    scored: dict[int, list[Trajectory]] = {}
+    for group_id, number, attempt, seed, slot in sorted(orjson.loads(members)):
+        known = (t for t in finished.get(group_id, ()) if (t.index, t.attempt) == (number, attempt))
+        trajectory = (
+            next(known, None)
+            or fold(Trajectory(group_id, number, attempt, seed), read_events(connection, slot, blobs)).trajectory
+        )
+        scored.setdefault(group_id, []).append(trajectory)
+    parts = orjson.loads(f"[{leased}]")
+    return [
+        (Group(group_id, task, scored.get(group_id, [])), bool(left_out))
+        for (_, group_id, left_out), task in sorted(zip(parts[::2], parts[1::2], strict=True))
     ]
-    return Group(group_id, orjson.loads(task), trajectories)
 
 
 def _masked_tokens(groups: Sequence[Group], step: int, max_weight_lag: int | None) -> int:

@@ -57,7 +57,7 @@ class Ledger:
 
     async def create_groups(self, new: Sequence[NewGroup]) -> list[OpenGroup]:
         """Creates groups, in this order, and moves the cursors of their sources in one transaction."""
-        return await self._journal.transact(lambda c: [groups.create_group(c, group) for group in new])
+        return await self._journal.transact(lambda c: groups.create_groups(c, new))
 
     def begin(self, slot: Slot, event: Begun, told: Future[None] | None = None) -> None:
         """A slot starts to run; `told` hears of it, if anybody has to."""

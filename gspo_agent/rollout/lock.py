@@ -76,9 +76,9 @@ def begin_life(connection: sqlite3.Connection, journal: Path) -> int:
 
 def check_lease(connection: sqlite3.Connection, life: int, journal: Path) -> None:
     """Inside a transaction: another host that took over meanwhile is never written over."""
-    row = connection.execute("SELECT life, host FROM lease").fetchone()
-    if row is None or row[0] != life:
-        raise JournalError(f"{journal}: {row[1] if row else 'another process'} has taken this run over; this one stops")
+    if connection.execute("SELECT life FROM lease").fetchone() != (life,):
+        row = connection.execute("SELECT host FROM lease").fetchone()
+        raise JournalError(f"{journal}: {row[0] if row else 'another process'} has taken this run over; this one stops")
 
 
 def beat(connection: sqlite3.Connection, life: int) -> None:

@@ -159,6 +159,7 @@ class JournalRecorder(Recorder):
         written = self._with_held(events) if self._held else events
         super().record(*events)
         await self._journal.durable(self._slot.id, *written)
+        self._behind.clear()
 
     def hold(self, event: CallBegun | CallEnded, env: Env | None = None) -> None:
         """Records what an observation says as well, if that comes next: the intent of a call that may run again, and
@@ -206,7 +207,7 @@ class JournalRecorder(Recorder):
     async def room(self, tokens: int) -> int:
         if self._journal.queued:
             await self._journal.room()
-        behind = self.unjournaled
+        behind = self.unjournaled if self._behind else 0
         if 2 * behind > tokens:
             await self._journal.durable(self._slot.id)
             behind = self.unjournaled

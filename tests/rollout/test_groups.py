@@ -187,7 +187,7 @@ def running(sizes: list[int]) -> Iterator[tuple[sqlite3.Connection, list[OpenGro
     """A ledger in which every slot of these groups runs."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(schema.TABLES)
-        made = [groups.create_group(connection, new_group(n, size=size)) for n, size in enumerate(sizes)]
+        made = groups.create_groups(connection, [new_group(n, size=size) for n, size in enumerate(sizes)])
         groups.begin(connection, [slot for group in made for slot in group.slots])
         yield connection, made
 
@@ -218,6 +218,14 @@ def test_ends_that_are_done_together_are_those_one_after_the_other(data: st.Data
         ][:number]
         assert groups.end_all(together, endings) == [groups.end(alone, *one) for one in endings]
         assert tables(together) == tables(alone)
+
+
+def test_however_many_end_together_no_statement_has_too_many_arguments() -> None:
+    with running([600, 600]) as (connection, made):
+        endings = [ending(group, number, "right", 1) for number in range(600) for group in made]
+        settled = groups.end_all(connection, endings)
+        assert [each.group_state for each in settled] == ["open"] * 1198 + ["ready"] * 2
+        assert connection.execute("SELECT count(*) FROM slots WHERE state = 'done'").fetchone() == (1200,)
 
 
 def test_what_is_not_running_cannot_end_nor_what_has_begun_begin() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from gspo_agent.rollout import schema
-from gspo_agent.rollout.events import CallBegun
-from gspo_agent.rollout.jobs import Job, JobError, in_parts, run_alone, run_together, tell
+from gspo_agent.rollout.events import CallBegun, Observed
+from gspo_agent.rollout.jobs import Job, JobError, insert, run_alone, run_together, tell, value_lists
 
 
 @pytest.fixture
@@ -31,17 +32,38 @@ def slots(connection: sqlite3.Connection) -> list[int]:
     return [slot for (slot,) in connection.execute("SELECT slot FROM events ORDER BY id")]
 
 
-@pytest.mark.parametrize("number", [0, 1, 3, 4, 5, 63, 64, 65, 200])
+@pytest.mark.parametrize("number", [0, 1, 7, 8, 9, 512, 513, 1200])
 def test_rows_keep_their_order_however_many_there_are(connection: sqlite3.Connection, number: int) -> None:
     run_together(connection, [Job(slot, [begun(slot)]) for slot in range(number)])
     assert slots(connection) == list(range(number))
 
 
-def test_parts_of_however_many_rows_are_few_and_of_few_sizes() -> None:
-    parts = [list(map(len, in_parts(range(number)))) for number in range(300)]
-    assert [sum(sizes) for sizes in parts] == list(range(300))
-    assert all(len(sizes) <= number // 64 + 2 for number, sizes in enumerate(parts))
-    assert len({size for sizes in parts for size in sizes}) == 15
+def test_statements_for_however_many_rows_are_few_and_of_few_sizes() -> None:
+    tables = [list(value_lists([(n, -n) for n in range(1, number + 1)])) for number in range(1100)]
+    for number, parts in enumerate(tables):
+        found = [value for _, arguments, rows in parts for value in arguments[: 2 * rows : 2]]
+        assert found == list(range(1, number + 1))
+        assert len(parts) == math.ceil(number / 512)
+        assert not any(value for _, arguments, rows in parts for value in arguments[2 * rows :])
+    assert len({table for parts in tables for table, _, _ in parts}) == 7
+
+
+def test_new_rows_ids_are_in_their_order(connection: sqlite3.Connection) -> None:
+    columns = "slots (group_id, number, attempt, seed, state)"
+    for first, number in ((1, 3), (4, 600), (604, 1)):
+        rows = [(first, n, 0, n + 5, "waiting") for n in range(number)]
+        ids = insert(connection, columns, rows)
+        assert list(ids) == list(range(first, first + number))
+        found = connection.execute("SELECT seed FROM slots WHERE group_id = ? ORDER BY id", (first,)).fetchall()
+        assert found == [(row[3],) for row in rows]
+
+
+def test_what_is_empty_and_what_is_not_there_are_two_things(connection: sqlite3.Connection) -> None:
+    run_together(connection, [Job(1, [Observed(0, [], ())]), Job(1, [Observed(0, [], None)])])
+    assert connection.execute("SELECT token_ids, state FROM events ORDER BY id").fetchall() == [
+        (b"", None),
+        (None, None),
+    ]
 
 
 def test_a_function_sees_what_was_put_before_it(connection: sqlite3.Connection) -> None:
@@ -77,18 +99,6 @@ def test_what_may_be_done_together_is_done_with_one_call_and_in_order(connection
     assert [result for _, result, _ in outcomes] == [2, 6, -4, 10, [1, 2, 3, 4, 5], 12]
     assert calls == [("double", [1, 3]), ("negate", [4]), ("double", [5]), ("double", [6])]
     assert slots(connection) == [1, 2, 3, 4, 5, 6]
-
-
-def test_however_many_are_done_together_no_statement_has_too_many_arguments(connection: sqlite3.Connection) -> None:
-    sizes: list[int] = []
-
-    def note(connection: sqlite3.Connection, arguments: list[Any]) -> list[Any]:
-        sizes.append(len(arguments))
-        return arguments
-
-    outcomes = run_together(connection, [asked(note, number) for number in range(200)])
-    assert [result for _, result, _ in outcomes] == list(range(200))
-    assert max(sizes) == 64
 
 
 def test_the_error_of_one_job_undoes_that_job_and_no_other(connection: sqlite3.Connection) -> None:
