@@ -184,7 +184,7 @@ ORPHAN = r"""
 import json, sys, threading, time
 from rewards.math_answer import Workers
 
-workers = Workers(size=2, cpu_s=1)
+workers = Workers(size=2, cpu_s=600)
 for pair in json.loads(sys.argv[1]):
     threading.Thread(target=workers.judge, args=pair).start()
 while sum(worker.jobs for worker in list(workers._busy)) < 2:
