@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gspo_agent.background import off_loop
@@ -62,7 +63,9 @@ class AsAdapter:
             )
         info = await worker.model_info()
         before, ours = str(worker.weights), self.name.partition("@")[2]
-        if not before.endswith(f"@{ours}") and (before != "default" or str(info.get("model_path")) != self.base):
+        if not before.endswith(f"@{ours}") and (
+            before != "default" or _place(Path(str(info.get("model_path")))) != self.base
+        ):
             await worker.load(self.base, f"model@{ours}", flush_cache=True, seconds=self.seconds)
         await worker.load_adapter(self.path, self.name, seconds=self.seconds)
         for old in sorted(await worker.adapters() - {self.name, before}):
@@ -235,11 +238,9 @@ class Transport:
                     f"weights come from disk, and version {version} was not saved: give Weights.path, a directory with "
                     "config.json and safetensors that every server sees"
                 )
-            # What is no directory here is a name that the servers know, as on a hub.
-            place = str(path.resolve() if path.exists() else path)
             if is_adapter(path):
-                return AsAdapter(name, place, str(base_of(path)), self.seconds)
-            return FromDisk(name, place, self.seconds)
+                return AsAdapter(name, _place(path), _place(base_of(path)), self.seconds)
+            return FromDisk(name, _place(path), self.seconds)
         if source is None:
             raise EngineError(
                 f"weights {version} have nobody who could send them: give Weights.source, as Learner.weights does, or "
@@ -247,3 +248,8 @@ class Transport:
             )
         kind = Broadcast if self.kind == "distributed" else Handles
         return kind(name, version, source, self.max_bytes, self.seconds)
+
+
+def _place(path: Path) -> str:
+    """As servers are told of it. What is no directory here is a name that they know, as on a hub."""
+    return str(path.resolve() if path.exists() else path)

@@ -69,7 +69,8 @@ async def anything(sampled: Sampled) -> bool:
 async def test_every_request_names_the_adapter_of_its_version_and_two_stay_loaded(
     tmp_path: Path, adapter: Made
 ) -> None:
-    async with running(tmp_path, 2) as (engine, servers):
+    started = {"model_path": f"{tmp_path}/base/../base"}  # another spelling of the same
+    async with running(tmp_path, 2, started) as (engine, servers):
         for version in (1, 2, 3, 4):
             await publish(adapter(version), engine)
             completions = await asyncio.gather(*(ask(engine, f"{version}.{n}-1/") for n in range(4)))

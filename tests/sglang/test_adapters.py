@@ -7,7 +7,9 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,11 @@ from gspo_agent.engine.base import Weights
 from gspo_agent.engine.model import load_model
 from gspo_agent.engine.publish import publish
 from gspo_agent.learner_config import LoRAConfig
+from gspo_agent.testing.sglang_server import SGLangServer
 from tests.engine.models import scored
-from tests.sglang.asking import ON_REAL_SERVERS, PROMPT, logprobs, opened, weights, whole
+from tests.sglang.asking import ON_REAL_SERVERS, PROMPT, VOCAB, logprobs, opened, weights, whole
 from tests.sglang.real import RealServer
+from tests.sglang.test_likeness import ASKED, call, foreign
 
 pytestmark = ON_REAL_SERVERS
 LORA = LoRAConfig(rank=8, alpha=16.0)
@@ -82,6 +86,31 @@ async def test_log_s_is_zero_for_every_version_of_an_adapter_that_changes_under_
     assert len(seen) > 1
     assert max(log_s) < 1e-5
     print(f"versions {sorted(seen)}, |log s| at most {max(log_s):.2g} in {len(log_s)} segments")
+
+
+async def test_the_fault_injecting_server_takes_adapters_as_the_real_one_does(
+    server: RealServer, directory: Path
+) -> None:
+    path = str(adapter(directory, 9).path)
+    first, gone = {"lora_name": "first"}, {"lora_name": "first", "lora_path": f"{directory}/none"}
+    named = {**ASKED, "lora_path": "first"}
+    calls: list[tuple[str, dict[str, Any] | None]] = [
+        ("POST /load_lora_adapter", gone), ("POST /generate", named), ("POST /unload_lora_adapter", first),
+        ("POST /load_lora_adapter", {**first, "lora_path": path}), ("POST /generate", named), ("GET /v1/models", None),
+        ("POST /load_lora_adapter", {**first, "lora_path": path}), ("POST /unload_lora_adapter", first),
+        ("POST /unload_lora_adapter", first), ("POST /generate", named), ("POST /unload_lora_adapter", first),
+    ]  # fmt: skip
+    differences: list[str] = []
+    async with SGLangServer(None, vocab_size=VOCAB, lora=True) as ours, aiohttp.ClientSession() as session:
+        for number, (line, body) in enumerate(calls):
+            mine, real = [await call(session, url, line, body, directory) for url in (ours.url, server.url)]
+            if mine[0] != real[0]:
+                differences.append(
+                    f"{number}, {line}: status {mine[0]} {mine[1]!r:.200}, not {real[0]} {real[1]!r:.200}"
+                )
+            elif real[0] == 200 and line != "POST /unload_lora_adapter":
+                differences += foreign(mine[1], real[1], f"{number}, {line}")
+    assert not differences, "\n".join(differences)
 
 
 async def test_a_server_that_had_whole_weights_is_given_the_model_again(server: RealServer, directory: Path) -> None:

@@ -122,3 +122,28 @@ def test_a_run_trains_on_served_servers_and_kill_9_of_one_costs_no_episode(
     serve.send_signal(signal.SIGINT)
     assert serve.wait(10) == CUT
     assert alive(every) == set()
+
+
+def test_a_run_trains_an_adapter_on_a_server_that_it_starts(
+    command: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    servers = SERVERS.replace("count = 2", "count = 1").replace("args = {", 'args = { lora_backend = "torch_native",')
+    lora = 'learner.lora={rank=8, targets=["q_proj", "k_proj", "v_proj", "o_proj"]}'
+    train = command("train", f"engine.servers={servers}", lora, "learner.lr=1e-3", "run.steps=4")
+    directory = tmp_path / "run"
+    wait(lambda: (directory / "weights" / "step-1").exists(), train, tmp_path / "train")
+    assert any((directory / "servers" / "0.tmp").iterdir())
+    assert train.wait(300) == 0, (tmp_path / "train").read_text()
+    said = (tmp_path / "train").read_text()
+    assert "differ by" not in said, said
+    run = Run.open(directory)
+    assert len(run.steps()) == 4
+    log_s = [
+        abs(value) for _, metrics in run.steps() if (value := metrics.get("log_s_at_zero_updates/max")) is not None
+    ]
+    assert max(log_s) < 1e-4  # of every step: who goes on under another adapter computes everything under that
+    assert sorted(path.name for path in run.weights.iterdir()) == ["step-3", "step-4"]
+    assert not (directory / "servers" / "0.tmp").exists()
+    assert run.status().slots.get("failed", 0) == 0
+    assert audit(run.journal).breaches == ()
+    print(f"|log s| at zero updates {max(log_s):.2g} at most in {len(log_s)} of {len(run.steps())} steps")

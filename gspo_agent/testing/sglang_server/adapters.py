@@ -84,7 +84,7 @@ class Adapters:
     def _answer(self, problem: str | None) -> web.Response:
         content: dict[str, Any] = {
             "success": problem is None,
-            "error_message": problem,
+            "error_message": problem or "",
             "loaded_adapters": self.loaded if problem is None else None,
         }
         return answer(content, 200 if problem is None else 400)
