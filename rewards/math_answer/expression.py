@@ -227,6 +227,8 @@ class _Parser:
             return ("const", name)
         if self.sees("'"):
             raise Unread
+        if name == "Gamma" and self.sees("("):
+            return ("!", ("+", (self.atom(), ("num", Fraction(-1)))))
         return ("var", name)
 
     def subscript(self) -> str:

@@ -20,6 +20,7 @@ from rewards.math_answer.values import (
     Infinity,
     Ordered,
     Piece,
+    Ratio,
     RealSet,
     Scalar,
     Unordered,
@@ -69,6 +70,10 @@ def name_of(tokens: list[Token]) -> str | None:
     if _POINT.fullmatch(text):
         names = text[1:-1].split(",")
         return text if names == sorted(set(names)) else None  # coordinates() takes them in this order
+    if ":" in text:
+        names = text.split(":")
+        # Of b:a it would not be known which of them a nameless 3:2 begins with.
+        return text if names == sorted(set(names)) and all(map(_NAME.fullmatch, names)) else None
     return text if _NAME.fullmatch(text) and text not in ("e", "i") else None
 
 
@@ -92,6 +97,8 @@ def _chain(sides: list[list[Token]], read: Callable[[list[Token]], Value]) -> Va
     values = [read(side) for side in sides[1:]]
     last = values[-1]
     if name.startswith("(") and not (isinstance(last, Ordered) and len(last.items) == name.count(",") + 1):
+        raise Unread
+    if ":" in name and not (isinstance(last, Ratio) and len(last.parts) == name.count(":") + 1):
         raise Unread
     if len(values) == 1 and isinstance(last, Scalar) and name in variables(last.node):
         return _equation(Scalar(("var", name)), last)

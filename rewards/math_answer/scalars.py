@@ -72,6 +72,18 @@ def _without_unit(tokens: list[Token]) -> tuple[list[Token], list[str], bool]:
     return tokens[:start], words, False
 
 
+_POWERS = {"2": ["square"], "3": ["cubic"], "-1": ["/"], "-2": ["/", "square"], "-3": ["/", "cubic"]}
+
+
+def _exponent(tokens: list[Token]) -> tuple[str, list[Token]]:
+    """(what is raised, what stands behind it)."""
+    texts = [token.text for token in tokens]
+    if texts[0] == "{" and "}" in texts:
+        end = texts.index("}")
+        return "".join(texts[1:end]), tokens[end + 1 :]
+    return texts[0], tokens[1:]
+
+
 def _unit_words(tokens: list[Token]) -> list[str]:
     words: list[str] = []
     rest = list(tokens)
@@ -81,12 +93,10 @@ def _unit_words(tokens: list[Token]) -> list[str]:
             if token.text != "*":
                 words.append(token.text)
         elif token.text == "^" and words and rest:
-            if rest[0].text == "{" and len(rest) > 2 and rest[2].text == "}":
-                rest = [rest[1], *rest[3:]]
-            power = rest.pop(0)
-            if power.text not in ("2", "3"):
+            power, rest = _exponent(rest)
+            if power not in _POWERS or (power.startswith("-") and words[-2:-1] == ["/"]):
                 raise Unread
-            words[-1:] = ["square" if power.text == "2" else "cubic", words[-1]]
+            words[-1:] = [*_POWERS[power], words[-1]]
         else:
             raise Unread
     return words
