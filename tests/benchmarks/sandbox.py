@@ -128,19 +128,24 @@ class Way:
 
 
 BARE = "python -I -S"
-WAYS = [
-    Way("isolated run", 200, isolated_runs),
-    Way("run in a batch of 20", 400, batched_runs),
-    Way("call in a batch of 20", 4000, batched_calls),
-    Way("test file of two tests", 20, test_files),
-    Way("session, open to close", 100, sessions),
-    Way("cell", 2000, cells),
-    Way("python -c", 40, commands(sys.executable)),
-    Way(BARE, 80, commands(sys.executable, "-I", "-S")),
-    Way("fork and exec()", 100, forked),
-]
-if shutil.which("bwrap"):
-    WAYS.append(Way("bubblewrap, " + BARE, 80, commands(*_BWRAP, sys.executable, "-I", "-S")))
+
+
+def ways(python: str) -> list[Way]:
+    """All of them, with the same interpreter."""
+    found = [
+        Way("isolated run", 200, isolated_runs),
+        Way("run in a batch of 20", 400, batched_runs),
+        Way("call in a batch of 20", 4000, batched_calls),
+        Way("test file of two tests", 20, test_files),
+        Way("session, open to close", 100, sessions),
+        Way("cell", 2000, cells),
+        Way("python -c", 40, commands(python)),
+        Way(BARE, 80, commands(python, "-I", "-S")),
+        Way("fork and exec()", 100, forked),
+    ]
+    if shutil.which("bwrap"):
+        found.append(Way("bubblewrap, " + BARE, 80, commands(*_BWRAP, python, "-I", "-S")))
+    return found
 
 
 async def measure(settings: SandboxSettings, way: Way) -> tuple[float, float]:
@@ -186,10 +191,11 @@ def _shared_out(pids: set[int]) -> int:
 
 
 async def main(settings: SandboxSettings, rounds: int, count: int = 100) -> None:
-    walls: dict[str, list[float]] = {way.name: [] for way in WAYS}
-    cpus: dict[str, list[float]] = {way.name: [] for way in WAYS}
+    compared = ways(settings.interpreter or sys.executable)
+    walls: dict[str, list[float]] = {way.name: [] for way in compared}
+    cpus: dict[str, list[float]] = {way.name: [] for way in compared}
     for _ in range(rounds):
-        for way in WAYS:
+        for way in compared:
             wall, cpu = await measure(settings, way)
             walls[way.name].append(wall)
             cpus[way.name].append(cpu)
