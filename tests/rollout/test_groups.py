@@ -159,6 +159,9 @@ async def test_a_group_without_enough_scored_members_is_given_up(ledger: Ledger)
         settled = end(ledger, retry, None)
         assert settled.retry is None
     assert settled.group_state == "given_up"
+    query = "SELECT settled FROM groups WHERE state = 'given_up'"
+    step = ledger._now(lambda c: c.execute(query).fetchall())
+    assert step == [(1,)]  # it goes with the first step, which is being gathered
     assert ledger.status().failures == {"because": 4}
 
 
