@@ -98,6 +98,17 @@ class Segment:
             if len(values) != length:
                 raise ValueError(f"{length} token ids but {len(values)} rows of {name!r}")
 
+    @classmethod
+    def of(
+        cls, token_ids: NDArray[np.int32], author: str, logprobs: NDArray[np.float32], weight_version: int
+    ) -> Segment:
+        """Sampled tokens that have been checked, one by one, by who calls."""
+        fields: tuple[object, ...] = (token_ids, author, logprobs, weight_version, 0, {})
+        made, put = object.__new__(cls), object.__setattr__
+        for name, value in zip(cls.__slots__, fields, strict=True):
+            put(made, name, value)
+        return made
+
     def of_turn(self, turn: int) -> Segment:
         """The same tokens as a part of `turn`; shares the arrays."""
         return self if self.turn == turn else self._with(turn=turn)

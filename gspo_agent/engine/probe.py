@@ -34,15 +34,13 @@ async def probe(
     }
     if adapter is not None:
         body["lora_path"] = adapter
-    ids: Sequence[int] = []
-    logprobs: Sequence[float] = []
     try:
         reply = await worker.post("/generate", body, seconds=_SECONDS)
-        ids, logprobs, problem = read_tokens(reply, reply["meta_info"], vocab_size)
+        *_, problem = read_tokens(reply, reply["meta_info"], vocab_size)
+        if not problem:
+            return reply["output_ids"], [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
     except Refused as refused:
         problem = str(refused)
     except UNREADABLE:
         problem = f"no tokens can be read in {str(reply)[:300]}"
-    if problem:
-        raise ConfigError(f"{worker.url}: {problem}")
-    return list(ids), list(logprobs)
+    raise ConfigError(f"{worker.url}: {problem}")

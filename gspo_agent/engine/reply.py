@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from operator import itemgetter
+from array import array
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gspo_agent.engine.base import Completion, FinishReason
 from gspo_agent.engine.request import Asked
@@ -20,7 +22,8 @@ the server had when the request was sent (servers that say nothing), or the adap
 UNREADABLE = AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError
 """What taking an answer of another shape apart fails with."""
 _ROUNDING = 1e-3  # of probabilities near 1, in what a server may compute in
-_logprob_of, _id_of = itemgetter(0), itemgetter(1)  # of an entry; its third, the token's text, may be left out
+_LEAST = -1e30  # well within float32
+_MOST_IDS = 1 << 31
 
 
 class ForeignWeights(Exception):
@@ -80,7 +83,7 @@ def _read(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
     prompt, cached = int(meta.get("prompt_tokens") or 0), int(meta.get("cached_tokens") or 0)
     return Reply(
         Completion(
-            tuple([Segment(ids[a:b], asked.author, logprobs[a:b], version) for version, a, b in spans if b > a]),
+            tuple([Segment.of(ids[a:b], asked.author, logprobs[a:b], version) for version, a, b in spans if b > a]),
             _finish(finish, ids, asked),
         ),
         source,
@@ -92,12 +95,13 @@ def _read(body: Any, asked: Asked, versions: Mapping[str, int]) -> Reply:
 
 def read_tokens(
     body: Any, meta: Any, vocab_size: int | None, *, aborted: bool = False
-) -> tuple[Sequence[int], Sequence[float], str]:
+) -> tuple[NDArray[np.int32], NDArray[np.float32], str]:
     """Ids, their logprobs, and what does not agree about them; then there are none."""
     ids: list[int] = body.get("output_ids") or []
+    # [logprob, id, text] of each token; the text may be left out.
     entries = meta.get("output_token_logprobs") or []
     if aborted and not ids and entries:  # of a request that was taken back into the queue before it was aborted
-        ids = [*map(_id_of, entries)]
+        ids = [entry[1] for entry in entries]
     problem = ""
     if len(ids) != len(entries):
         problem = (
@@ -107,30 +111,35 @@ def read_tokens(
     elif meta.get("completion_tokens", len(ids)) not in (len(ids), None):
         problem = f"completion_tokens is {meta['completion_tokens']}, but {len(ids)} output ids came"
     elif ids:
-        logprobs, named = [*map(_logprob_of, entries)], [*map(_id_of, entries)]
+        logprobs, named = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        # Numbers are looked at as Python has them, and become arrays last: a call of numpy costs as much as all looks.
+        try:
+            if (
+                named == ids
+                and max(ids) < (vocab_size or _MOST_IDS)
+                and max(logprobs) <= _ROUNDING
+                and sum(logprobs) > _LEAST
+            ):
+                unsigned = array("I", ids)  # no negative, no fraction
+                return np.frombuffer(unsigned, np.int32), np.frombuffer(array("f", logprobs), np.float32), ""
+        except (OverflowError, TypeError):
+            pass
         problem = _disagreement(ids, logprobs, named, vocab_size)
-        if not problem:
-            return ids, logprobs, ""
-    return [], [], problem
+    return np.empty(0, np.int32), np.empty(0, np.float32), problem
 
 
-def _disagreement(ids: list[int], logprobs: list[Any], named: list[int], vocab_size: int | None) -> str:
-    if named != ids:
-        place = next(n for n, (id, other) in enumerate(zip(ids, named, strict=True)) if id != other)
-        return f"output id {place} is {ids[place]}, but the logprob there is that of {named[place]}"
-    try:
-        sound = math.isfinite(sum(logprobs)) and max(logprobs) <= _ROUNDING
-    except TypeError:
-        sound = False
-    if not sound:
-        if None in logprobs:
-            return f"output logprob {logprobs.index(None)} of {len(ids)} is missing"
-        wrong = next(value for value in logprobs if not -math.inf < value <= _ROUNDING)
-        return f"output logprob {logprobs.index(wrong)} is {wrong}, which is no log-probability"
-    if not (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < (vocab_size or math.inf)):
-        wrong = next(id for id in ids if type(id) is not int or not 0 <= id < (vocab_size or math.inf))
-        return f"output id {ids.index(wrong)} is {wrong!r}, outside the vocabulary of {vocab_size}"
-    return ""
+def _disagreement(ids: list[Any], logprobs: list[Any], named: list[Any], vocab_size: int | None) -> str:
+    """What it is, where there is one. Raises TypeError for what is no number."""
+    for place, (id, other, logprob) in enumerate(zip(ids, named, logprobs, strict=True)):
+        if id != other:
+            return f"output id {place} is {id!r}, but the logprob there is that of {other!r}"
+        if logprob is None:
+            return f"output logprob {place} of {len(ids)} is missing"
+        if not _LEAST < logprob <= _ROUNDING:
+            return f"output logprob {place} is {logprob:g}, which is no log-probability"
+        if type(id) is not int or not 0 <= id < (vocab_size or _MOST_IDS):
+            return f"output id {place} is {id!r}, outside the vocabulary of {vocab_size}"
+    return f"the output logprobs add up to {sum(logprobs)}"
 
 
 def _spans(
@@ -158,13 +167,13 @@ def _spans(
     return [(versions[version], a, min(b, length)) for version, a, b in found if version in versions], source
 
 
-def _finish(finish: Any, ids: Sequence[int], asked: Asked) -> FinishReason:
+def _finish(finish: Any, ids: NDArray[np.int32], asked: Asked) -> FinishReason:
     """A server also stops at its model's own end tokens: where nobody asked for that, the turn goes on behind them."""
-    if ids and ids[-1] in asked.sampling.stop_token_ids:
+    if len(ids) and ids.item(-1) in asked.sampling.stop_token_ids:
         return "stop"
     if finish["type"] == "abort":
         return "abort"
-    if not ids:
+    if not len(ids):
         raise EngineError(f"nothing was sampled, and it says {finish}")
     if finish["type"] == "length" or len(ids) >= asked.sampling.max_new_tokens:
         return "length"

@@ -117,8 +117,9 @@ class SGLangEngine:
 
     @property
     def context_tokens(self) -> int:
-        found = [worker.max_prompt for worker in self.fleet.workers if worker.max_prompt]
-        known = [*found, *([] if self._context is None else [self._context])]
+        known = [worker.max_prompt for worker in self.fleet.workers if worker.max_prompt]
+        if self._context is not None:
+            known.append(self._context)
         if not known:
             raise EngineError(f"engine {self.name!r}: no server says how long a context may be; give context_tokens")
         return min(known)
@@ -273,14 +274,13 @@ class SGLangEngine:
 
     async def _place(self, call: Call, avoid: Worker | None) -> Worker | None:
         """Waits until a server may be asked; None where the request was ended meanwhile."""
-        fleet, loop = self.fleet, asyncio.get_running_loop()
-        until = loop.time() + self._patience
+        fleet, loop, until = self.fleet, asyncio.get_running_loop(), 0.0
         while not call.aborted:
             worker = fleet.choose(call.session, avoid)
             if worker is not None:
                 return worker
             now = loop.time()
-            if fleet.paused:
+            if not until or fleet.paused:
                 until = now + self._patience
             if fleet.target is None or now >= until:
                 why = (
