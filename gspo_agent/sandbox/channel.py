@@ -24,9 +24,11 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
-        self._buffer = bytearray()
+        self._incoming = frames.Incoming()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
         self._ended = False
 
     async def send(self, header: dict[str, Any], *blobs: bytes) -> None:
@@ -46,38 +48,41 @@ class Channel:
 
     async def receive(self, timeout_s: float) -> tuple[dict[str, Any], list[bytes]]:
         """Waits for one frame; JobLost when the job is gone or answers nothing in `timeout_s`."""
-        patience = asyncio.get_running_loop().call_later(timeout_s, self._end)
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + timeout_s
         try:
-            while (frame := self._frame()) is None:
-                await self._more()
+            while (frame := self._incoming.take()) is None:
+                await self._more(loop)
         except OSError:
             raise JobLost from None
-        finally:
-            patience.cancel()
         return frames.unpack(frame)
 
-    def _frame(self) -> bytes | None:
-        """The first one, without its length, where all of it has arrived."""
-        start = frames.LENGTH.size
-        if len(self._buffer) < start:
-            return None
-        end = start + frames.LENGTH.unpack_from(self._buffer)[0]
-        if len(self._buffer) < end:
-            return None
-        frame = bytes(self._buffer[start:end])
-        del self._buffer[:end]
-        return frame
-
-    async def _more(self) -> None:
+    async def _more(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._ended:
             raise JobLost
-        loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._stop_reading()
             self._loop = loop
             loop.add_reader(self._socket.fileno(), self._read)
+        if self._alarm is None or self._alarm.when() > self._deadline:
+            self._watch(loop)
         self._waiter = loop.create_future()
         await self._waiter
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = loop.call_at(self._deadline, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One alarm serves many frames: it looks at the last one's deadline when it goes off, as nearly none does."""
+        self._alarm = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if loop.time() < self._deadline:
+            self._watch(loop)
+        else:
+            self._end()
 
     def _read(self) -> None:
         try:
@@ -86,8 +91,8 @@ class Channel:
             return
         except OSError:
             data = b""
-        self._buffer += data
         if data:
+            self._incoming.add(data)
             self._wake()
         else:
             self._end()
@@ -105,7 +110,9 @@ class Channel:
     def _stop_reading(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._socket.fileno())
-        self._loop = None
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._loop = self._alarm = None
 
     def close(self) -> None:
         self._stop_reading()

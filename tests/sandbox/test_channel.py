@@ -34,6 +34,21 @@ async def test_job_that_says_nothing_in_time_is_lost() -> None:
             await channel.receive(0.02)
 
 
+async def test_deadline_is_the_last_frames_own_however_it_compares_with_those_before() -> None:
+    near, far = socket.socketpair()
+    with far, Channel(near) as channel:
+        for timeout_s in (0.05, 60):
+            far.sendall(frames.pack({}))
+            assert await channel.receive(timeout_s) == ({}, [])
+        late = asyncio.create_task(channel.receive(60))
+        await asyncio.sleep(0.1)  # past the deadline of the first
+        far.sendall(frames.pack({"status": "late"}))
+        assert await late == ({"status": "late"}, [])
+        async with asyncio.timeout(5):
+            with pytest.raises(JobLost):
+                await channel.receive(0.02)
+
+
 async def test_what_a_job_said_before_it_was_lost_is_received() -> None:
     near, far = socket.socketpair()
     with Channel(near) as channel:

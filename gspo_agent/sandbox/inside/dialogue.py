@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .frames import LENGTH
+from .frames import LENGTH, Incoming
 from .streams import Streams
 from .walls import Enclosure
 from .watch import Watch
@@ -106,17 +106,19 @@ class Dialogue:
             except OSError:
                 data = b""
             received += data
-            length = LENGTH.unpack_from(received)[0] if len(received) >= LENGTH.size else 0
             if not data:
                 return self._end("runtime_error")
+            if len(received) < LENGTH.size:
+                continue
+            (length,) = LENGTH.unpack_from(received)
             if length > self.limits["result_bytes"]:
                 return self._end("output_limit")
-            body = received[LENGTH.size :]
-            if len(received) >= LENGTH.size and len(body) >= length:
-                if len(body) != length or body[:NONCE] != self._nonce:
+            missing = LENGTH.size + length - len(received)
+            if missing <= 0:
+                if missing or not received.startswith(self._nonce, LENGTH.size):
                     return self._end("runtime_error")
                 self._account()
-                return "ok", bytes(body[NONCE:])
+                return "ok", bytes(received[LENGTH.size + NONCE :])
 
     def _account(self) -> None:
         self.cpu_s = self.watch.own_cpu() - self.watch.cpu_started
@@ -136,28 +138,19 @@ class Questions:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._nonce, self._buffer = b"", b""
+        self._incoming, self._nonce = Incoming(), b""
 
     def next(self) -> bytes | None:
         """Waits for a question; None when there will be no more."""
-        head = self._exactly(LENGTH.size)
-        body = self._exactly(LENGTH.unpack(head)[0]) if head else b""
-        if not body:
+        try:
+            frame = self._incoming.wait(self._channel)
+        except EOFError:
             return None
-        self._nonce = body[:NONCE]
-        return body[NONCE:]
+        self._nonce = frame[:NONCE]
+        return frame[NONCE:]
 
     def answer(self, message: bytes) -> None:
         self._channel.sendall(LENGTH.pack(NONCE + len(message)) + self._nonce + message)
-
-    def _exactly(self, length: int) -> bytes:
-        while len(self._buffer) < length:
-            more = self._channel.recv(1 << 16)
-            if not more:
-                return b""
-            self._buffer += more
-        data, self._buffer = self._buffer[:length], self._buffer[length:]
-        return data
 
 
 def _answer(answer_all: Callable[[Questions], None]) -> int:

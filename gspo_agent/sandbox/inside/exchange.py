@@ -16,9 +16,9 @@ _SIDES = {"tests": run_tests, "solution": host_solution}
 def serve_exchange(job: Job, side: str) -> None:
     """Each frame on the job's channel is a question; its answer comes with what was printed in the meantime."""
     dialogue = Dialogue(job, _SIDES[side], shared=False)
-    stopped = False
+    questions, stopped = frames.Incoming(), False
     while True:
-        _, blobs = frames.receive(job.channel)
+        _, blobs = frames.unpack(questions.wait(job.channel))
         if stopped:
             job.enclosure.signal(signal.SIGCONT)
         status, answer = dialogue.ask(blobs[0])

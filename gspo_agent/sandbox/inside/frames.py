@@ -9,6 +9,7 @@ from typing import Any
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 1 << 30
+_CHUNK = 1 << 16
 
 
 def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
@@ -30,8 +31,41 @@ def unpack(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
     return json.loads(parts[0].decode()) if parts[0] else {}, parts[1:]
 
 
+class Incoming:
+    """Frames of a stream, however its bytes are cut. One that came whole has cost one system call."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._bytes += data
+
+    def take(self) -> bytes | None:
+        """The first one, without its length, where all of it has arrived."""
+        if len(self._bytes) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._bytes)
+        if length > MAX_FRAME:
+            raise ValueError(f"a frame of {length} bytes is above {MAX_FRAME}")
+        end = LENGTH.size + length
+        if len(self._bytes) < end:
+            return None
+        frame = bytes(self._bytes[LENGTH.size : end])
+        del self._bytes[:end]
+        return frame
+
+    def wait(self, channel: socket.socket) -> bytes:
+        """The first one, as soon as it is there; EOFError when the other side is gone."""
+        while (frame := self.take()) is None:
+            data = channel.recv(_CHUNK)
+            if not data:
+                raise EOFError("the other side closed the channel")
+            self.add(data)
+        return frame
+
+
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
-    """Waits for one frame; EOFError when the other side is gone."""
+    """Waits for one frame, and takes nothing of what follows; EOFError when the other side is gone."""
     (length,) = LENGTH.unpack(exactly(channel, LENGTH.size))
     if length > MAX_FRAME:
         raise ValueError(f"a frame of {length} bytes is above {MAX_FRAME}")
