@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gspo_agent.errors import SandboxError
 from gspo_agent.sandbox.channel import Channel, JobLost
+from gspo_agent.sandbox.inside.frames import SPENT
 from gspo_agent.sandbox.limits import SandboxLimits
 from gspo_agent.sandbox.observation import readable
 from gspo_agent.sandbox.results import CellResult
@@ -58,20 +59,25 @@ class Session:
         try:
             async with self._sandbox.turn():
                 await self._channel.send({}, code.encode("utf-8", "surrogatepass"))
-                header, blobs = await self._channel.receive(5 * self.limits.wall_s + 60)
+                problem, blobs = await self._channel.receive(5 * self.limits.wall_s + 60)
         except JobLost:
             self._end()
             raise SandboxError("the session was lost: its job or the fork server died") from None
         except BaseException:  # cancelled in the middle: what is running is not to go on
             self._end()
             raise
-        if header["status"] == "infra_error":
+        if problem:
             self._end()
-            raise SandboxError(f"the session was lost: {header.get('reason', 'it got no processor')}")
-        if not header["alive"]:
+            raise SandboxError(f"the session was lost: {problem['reason']}")
+        spent, encoded, written = blobs
+        status: Any = encoded.decode()
+        if status == "infra_error":
             self._end()
-        output = readable(blobs[0], max_bytes) + self._note(header)
-        return CellResult(output, header["status"], self.alive, header["cpu_s"], header["wall_s"])
+            raise SandboxError("the session was lost: it got no processor")
+        alive, cpu_s, wall_s = SPENT.unpack(spent)
+        if not alive:
+            self._end()
+        return CellResult(readable(written, max_bytes) + self._note(status), status, self.alive, cpu_s, wall_s)
 
     async def close(self) -> None:
         """Ends the session and everything in it."""
@@ -81,9 +87,9 @@ class Session:
         self.alive = False
         self._channel.close()
 
-    def _note(self, header: dict[str, Any]) -> str:
+    def _note(self, status: str) -> str:
         """What the model cannot see from the output alone."""
-        if header["status"] in ("ok", "runtime_error"):
+        if status in ("ok", "runtime_error"):
             return ""
         limits = self.limits
         said = {
@@ -91,7 +97,7 @@ class Session:
             "memory_limit": f"MemoryError: stopped above {limits.memory_bytes >> 20} MiB",
             "output_limit": f"OSError: more than {limits.output_bytes} bytes of output",
             "dead": "The process ended",
-        }.get(header["status"])
+        }.get(status)
         if said is None:
             return ""
         return f"{said}; variables are {'kept' if self.alive else 'lost'}.\n"

@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 LENGTH = struct.Struct(">I")
+SPENT = struct.Struct(">?dd")  # of a cell: whether its session lives, seconds of CPU, seconds on the clock
 MAX_FRAME = 1 << 30
 _CHUNK = 1 << 16
 

@@ -18,28 +18,31 @@ _STATUS = {_OK: "ok", _FLOODED: "output_limit"}  # claims of the code about itse
 
 
 def serve_session(job: Job) -> None:
-    """The supervisor's side: each frame on the job's channel is a cell; answers with its output and its status.
+    """The supervisor's side: each frame on the job's channel is a cell; answers with what it cost (`frames.SPENT`), its
+    status and its output.
 
-    Between two cells, threads and processes that a cell started are stopped: an idle session uses no processor.
+    Between two cells, threads and processes that a cell started are stopped: an idle session uses no processor. That
+    and everything else that only the next cell needs is done after the answer, while the trainer reads it.
     """
+    cells, most = frames.Incoming(), job.limits["output_bytes"]
     stopped = False
     dialogue = Dialogue(job, answer_cells)
     dialogue.watch.interruptible = True
     job.channel.sendall(frames.pack({"status": "ok"}))
     while True:
-        _, blobs = frames.receive(job.channel)
+        _, blobs = frames.unpack(cells.wait(job.channel))
         if not dialogue.alive:
-            job.channel.sendall(frames.pack({"status": "dead", "alive": False, "cpu_s": 0.0, "wall_s": 0.0}, b""))
+            job.channel.sendall(frames.pack({}, frames.SPENT.pack(False, 0.0, 0.0), b"dead", b""))
             continue
         if stopped:
             job.enclosure.signal(signal.SIGCONT)
         status = _run_cell(dialogue, blobs[0])
-        output = dialogue.streams.take(job.limits["output_bytes"])
-        spent = {"cpu_s": dialogue.cpu_s, "wall_s": dialogue.wall_s}
-        job.channel.sendall(frames.pack({"status": status, "alive": dialogue.alive, **spent}, output))
+        spent = frames.SPENT.pack(dialogue.alive, dialogue.cpu_s, dialogue.wall_s)
+        job.channel.sendall(frames.pack({}, spent, status.encode(), dialogue.streams.take(most)))
         stopped = dialogue.alive and not waits_only(job, dialogue.pid)
         if stopped:
             job.enclosure.signal(signal.SIGSTOP)
+        dialogue.streams.rewind(most)
 
 
 def waits_only(job: Job, pid: int) -> bool:

@@ -27,6 +27,7 @@ class Streams:
         os.close(source)
         self.stdout = _appending("stdout")
         self.stderr = self.stdout if shared else _appending("stderr")
+        self._late, self._taken = b"", 0
 
     @property
     def fds(self) -> tuple[int, int, int]:
@@ -41,12 +42,22 @@ class Streams:
         return [os.pread(fd, min(os.fstat(fd).st_size, limit), 0) for fd in (self.stdout, self.stderr)]
 
     def take(self, limit: int) -> bytes:
-        """What was written to the shared output since the last time."""
-        data = os.pread(self.stdout, min(_USUAL, limit), 0)
-        if len(data) == _USUAL:
-            data = os.pread(self.stdout, min(os.fstat(self.stdout).st_size, limit), 0)
-        if data:
+        """What was written to the shared output since the last time; `rewind` is to follow."""
+        late, data = self._late, self._shared_from(0, limit)
+        self._late, self._taken = b"", len(data)
+        return late + data
+
+    def rewind(self, limit: int) -> None:
+        """Empties the shared output; what was written to it since `take` is kept for the next one."""
+        self._late = self._shared_from(self._taken, limit)
+        if self._taken or self._late:
             os.ftruncate(self.stdout, 0)
+
+    def _shared_from(self, start: int, limit: int) -> bytes:
+        data = os.pread(self.stdout, min(_USUAL, limit), start)
+        if len(data) == _USUAL:
+            more = max(0, os.fstat(self.stdout).st_size - start)  # it may have been cut off
+            data = os.pread(self.stdout, min(more, limit), start)
         return data
 
     def drain(self, limit: int) -> list[bytes]:
