@@ -114,6 +114,11 @@ class Channel:
             self._alarm.cancel()
         self._loop = self._alarm = None
 
+    def detach(self) -> socket.socket | None:
+        """The connection, for another channel; None where this one has ended, or holds what nobody has received."""
+        self._stop_reading()
+        return None if self._ended or self._incoming else self._socket
+
     def close(self) -> None:
         self._stop_reading()
         self._socket.close()

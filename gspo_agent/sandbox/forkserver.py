@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -74,7 +75,9 @@ class ForkServer:
             self._control, self._process = _start(self.backend, settings.interpreter)
         self._owner = os.getpid()
         self._jobs: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-        self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner, remove)
+        self._idle: list[tuple[float, socket.socket]] = []  # since when; the longest idle first
+        self._keeping = threading.Lock()
+        self._finalizer = weakref.finalize(self, _stop, self._control, self._process, self._owner, remove, self._idle)
         try:
             hello = self._hello()
             self.own_uids, self.shell = bool(hello["own_uids"]), bool(hello["shell"])
@@ -117,10 +120,36 @@ class ForkServer:
         self._jobs.add(near)
         return near
 
+    def keep(self, channel: socket.socket, most: int) -> None:
+        """Takes the channel of a supervisor that has answered all of its job and waits for another one; closes it where
+        `most` do already, or where it is another server's."""
+        now = time.monotonic()
+        with self._keeping:
+            while self._idle and self._idle[0][0] < now - frames.IDLE_S:
+                self._idle.pop(0)[1].close()
+            if self._finalizer.alive and channel in self._jobs and len(self._idle) < most:
+                self._idle.append((now, channel))
+            else:
+                channel.close()
+
+    def idle(self) -> socket.socket | None:
+        """The channel of a supervisor that waits for another job, if any does; it may end any moment."""
+        with self._keeping:
+            while self._idle:
+                _, channel = self._idle.pop()
+                try:
+                    channel.recv(1, socket.MSG_PEEK)
+                except BlockingIOError:
+                    return channel
+                except OSError:
+                    pass
+                channel.close()  # it has ended, or says what nobody asked for
+        return None
+
     @property
     def busy(self) -> bool:
-        """Whether one of its channels is still open."""
-        return any(job.fileno() >= 0 for job in list(self._jobs))
+        """Whether one of its channels is still open, without those that `idle` would give."""
+        return sum(job.fileno() >= 0 for job in list(self._jobs)) > len(self._idle)
 
     def close(self) -> None:
         """Ends the server and every job."""
@@ -221,8 +250,16 @@ def choose(settings: SandboxSettings, packages: Sequence[str] = (), sites: Seque
     )
 
 
-def _stop(control: socket.socket, process: subprocess.Popen[bytes], owner: int, remove: list[str]) -> None:
+def _stop(
+    control: socket.socket,
+    process: subprocess.Popen[bytes],
+    owner: int,
+    remove: list[str],
+    idle: list[tuple[float, socket.socket]],
+) -> None:
     control.close()
+    while idle:
+        idle.pop()[1].close()
     if os.getpid() != owner:
         return  # a fork of the process that started it has no business in ending it
     if process.stderr:

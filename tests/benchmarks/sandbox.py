@@ -161,6 +161,18 @@ async def measure(settings: SandboxSettings, way: Way) -> tuple[float, float]:
         return wall / way.count, (_cpu(server) - cpu) / way.count
 
 
+async def waiting_memory(settings: SandboxSettings) -> float:
+    """MiB of each supervisor that waits for another run (PSS)."""
+    async with Sandbox(settings, max_running=8) as sandbox:
+        server = sandbox.server()
+        await asyncio.sleep(0.1)  # until the probe has ended
+        before = _shared_out(survivors.descendants(server.pid))
+        for _ in range(5):
+            await isolated_runs(sandbox, 8)
+        waiting = len(survivors.supervisors(server))
+        return (_shared_out(survivors.descendants(server.pid)) - before) / waiting / 1024
+
+
 async def memory(settings: SandboxSettings, count: int) -> float:
     """MiB of each idle session, what is shared divided among those that share it (PSS)."""
     async with Sandbox(settings) as sandbox:
@@ -209,6 +221,7 @@ async def main(settings: SandboxSettings, rounds: int, count: int = 100) -> None
         )
     per_session = await memory(settings, count)
     print(f"{'idle session':28} {count:9} open     {per_session:9.2f} MiB each (PSS)")
+    print(f"{'waiting supervisor':28} {'':19}{await waiting_memory(settings):9.2f} MiB each (PSS)")
     runs, tests = 1 / best["isolated run"], 1 / best["run in a batch of 20"]
     cell = 1000 * best["cell"]
     for what, value, bar, more in (

@@ -27,11 +27,10 @@ NAMES = [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case
 async def test_submission_gets_a_verdict_that_is_right(name: str, sandbox: Sandbox) -> None:
     case = SUBMISSIONS[name]
     server = sandbox.server(testing=case.kind == "testfile")
-    before = survivors.descendants(server.pid)
     verdict = await judged(case, sandbox)
     assert verdict.verdict in case.right, verdict
     assert server.alive
-    assert not survivors.alive(survivors.descendants(server.pid) - before)
+    assert not survivors.alive(survivors.programs(server))
 
 
 BOMBS = ("inodes", "disk", "descriptors", "children that make children", "memory of many processes", "backtracking")

@@ -48,9 +48,8 @@ def right(case: Mapping[str, Any]) -> set[str]:
 async def test_case_gets_its_verdict(case: dict[str, Any], sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in case.get("env_probe", {}).items():
         monkeypatch.setenv(name, value)
-    before = survivors.descendants(sandbox.server().pid)
     verdict = await verdict_of(case, sandbox)
-    left = survivors.descendants(sandbox.server().pid) - before
+    left = survivors.programs(sandbox.server())
     assert verdict.verdict in right(case), f"{verdict.reason}; {case['why']}"
     assert not survivors.alive(left)
 

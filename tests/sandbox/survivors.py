@@ -53,9 +53,28 @@ def descendants(root: int) -> set[int]:
     return found
 
 
+def chain(started: ForkServer) -> list[int]:
+    """The launcher, the first process in the outer namespaces where there are any, and the server."""
+    below, found = children(), [started.pid]
+    for _ in range(2 if started.backend == "ns" else 1):
+        (only,) = below[found[-1]]
+        found.append(only)
+    return found
+
+
 def server_of(started: ForkServer) -> int:
-    """Below the launcher, and below the first process in the outer namespaces where there are any."""
-    return sorted(descendants(started.pid))[2 if started.backend == "ns" else 1]
+    """The parent of all supervisors."""
+    return chain(started)[-1]
+
+
+def supervisors(started: ForkServer) -> set[int]:
+    return children().get(server_of(started), set())
+
+
+def programs(started: ForkServer) -> set[int]:
+    """Every process of a job; its supervisor is none, and may wait for another job."""
+    above = supervisors(started)
+    return set().union(*map(descendants, above)) - above
 
 
 def alive(pids: set[int]) -> set[int]:

@@ -45,11 +45,10 @@ asyncio.run(main())
 async def test_nothing_is_left_after_jobs_sessions_and_closing() -> None:
     before = survivors.traces()
     sandbox = Sandbox()
-    below = survivors.descendants(sandbox.server().pid)
     result = await sandbox.run(DAEMON)
     assert result.stdout == b"left\n"
     # With the result, every process of the run is gone, the daemon as well.
-    assert not survivors.alive(survivors.descendants(sandbox.server().pid) - below)
+    assert not survivors.alive(survivors.programs(sandbox.server()))
     session = await sandbox.session()
     await session.cell("import os, time\nif os.fork() == 0: time.sleep(60)")
     below = survivors.descendants(sandbox.server().pid)
@@ -76,8 +75,7 @@ def test_end_of_any_part_of_the_server_is_the_end_of_all(depth: int) -> None:
     channel = server.spawn()
     time.sleep(0.1)
     below = survivors.descendants(server.pid)
-    victim = sorted(below)[depth]
-    os.kill(victim, signal.SIGKILL)
+    os.kill(survivors.chain(server)[depth], signal.SIGKILL)
     server._process.wait(10)
     assert not server.alive
     assert not survivors.alive(below)
@@ -121,7 +119,7 @@ def test_choice_is_kept_when_the_server_has_to_be_started_again() -> None:
 def test_server_is_in_namespaces_of_its_own() -> None:
     server = ForkServer(SandboxSettings("ns"))
     try:
-        _, _, inner = sorted(survivors.descendants(server.pid))[:3]  # launcher, outer, server
+        inner = survivors.server_of(server)
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
             ours, theirs = (os.readlink(f"/proc/{pid}/ns/{kind}") for pid in ("self", inner))
             assert ours != theirs, kind

@@ -69,6 +69,45 @@ async def test_runs_of_a_batch_share_nothing(sandbox: Sandbox) -> None:
     assert [result.stdout for result in results] == [b"[] False\n"] * 3
 
 
+async def test_every_run_of_a_batch_is_as_it_would_be_alone(sandbox: Sandbox) -> None:
+    code = """
+import dataclasses, inspect, pickle, sys
+@dataclasses.dataclass
+class Point:
+    'text'
+    x: int = 1_000_000
+def f(a, *, b: int = 1_000_000) -> "str":
+    return Point().x is b, 1 / a
+print(pickle.loads(pickle.dumps(Point(4))), Point.__module__, Point.__doc__, inspect.signature(f), f.__code__)
+print(__name__, __file__, sorted(globals()), sys._getframe().f_code.co_name, f(1), input())
+"""
+    code = code.replace("f.__code__", "f.__code__.co_filename, f.__code__.co_firstlineno")
+    for more in (
+        "f(0)",
+        "assert (1, 'always')\nif input is 1: pass\nf(0)",
+        "def (",
+        "raise SystemExit(3)",
+        "x = '\\d'",
+    ):
+        alone = [await sandbox.run(code + more, stdin=text) for text in "abc"]
+        batch = await sandbox.run_many(code + more, list("abc"))
+        assert [(r.stdout, r.stderr, r.status, r.exit_code) for r in batch] == [
+            (r.stdout, r.stderr, r.status, r.exit_code) for r in alone
+        ]
+    assert b"SyntaxWarning" in (await sandbox.run_many("assert (1, '')", ["", ""]))[1].stderr
+
+
+async def test_code_whose_first_run_ends_in_the_compiler_or_is_too_large_to_be_kept(sandbox: Sandbox) -> None:
+    for code, limits in (
+        ("x = " + "(" * 5000, SandboxLimits()),
+        ("text = '" + "y" * 50_000 + "'\nprint(len(text))", SandboxLimits(output_bytes=40_000)),
+        ("x = " + "-" * 300_000 + "1", SandboxLimits(cpu_s=0.01, wall_s=5)),
+    ):
+        alone = await sandbox.run(code, limits=limits)
+        for result in await sandbox.run_many(code, [""] * 2, limits=limits):
+            assert (result.stdout, result.stderr, result.status) == (alone.stdout, alone.stderr, alone.status)
+
+
 async def test_batch_stops_when_told(sandbox: Sandbox) -> None:
     results = await sandbox.run_many("print(input())", ["1", "2", "3"], stop=lambda result: result.stdout == b"2\n")
     assert [result.stdout for result in results] == [b"1\n", b"2\n"]
@@ -137,8 +176,7 @@ async def test_servers_killed_at_random_moments_never_change_an_answer() -> None
         async def kill() -> None:
             for n in range(6):
                 await asyncio.sleep(0.05 + 0.03 * n)
-                below = sorted(survivors.descendants(own.server().pid))
-                os.kill(below[n % 3], signal.SIGKILL)  # launcher, outer, server
+                os.kill(survivors.chain(own.server())[n % 3], signal.SIGKILL)
 
         runs = [own.run("print(input())", stdin=str(n)) for n in range(60)]
         calls = [own.call_many("def f(x): return x + 1", "f", [[n], [n + 1]]) for n in range(60)]
@@ -230,13 +268,12 @@ async def test_unsafe_runs_only_when_asked_for_says_so_and_marks_every_record(
         own = shared_sandbox()
         assert own.server().backend == "unsafe"
         assert "runs unconfined" in caplog.text
-        before = survivors.descendants(own.server().pid)
         escape = (
             "import os\nopen('x', 'w')\nif os.fork() == 0:\n    import time; time.sleep(60)\nprint(os.listdir('.'))"
         )
         results = await own.run_many(escape, ["", ""])
         assert [result.stdout for result in results] == [b"['x']\n"] * 2
-        assert not survivors.alive(survivors.descendants(own.server().pid) - before)
+        assert not survivors.alive(survivors.programs(own.server()))
     finally:
         share(SandboxSettings())
     assert marks() == {}

@@ -20,7 +20,7 @@ import asyncio, json, os, sys, tempfile
 sys.path[:0] = sys.argv[1:]
 from gspo_agent.sandbox import Image, Sandbox, SandboxLimits
 from rewards.unit_tests import judge
-from tests.sandbox import cases
+from tests.sandbox import cases, remains
 from tests.sandbox.test_session import check
 
 LIMITS = SandboxLimits(cpu_s=0.5, wall_s=3, memory_bytes=128 << 20)
@@ -42,6 +42,8 @@ async def main():
             right = {"pass"} if case["expected"] == "pass" else set(case.get("fail_as") or FAILURES)
             if verdict.verdict not in right:
                 wrong.append((case["id"], verdict.verdict))
+        for search in remains.CHECKS:
+            await search(sandbox)
         bomb = "import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass"
         beside = "import os\\nfor _ in range(200):\\n    if os.fork() == 0: os._exit(0)\\n    os.wait()\\nprint('ok')"
         results = await asyncio.gather(sandbox.run(bomb, limits=LIMITS), sandbox.run(beside))

@@ -127,6 +127,7 @@ class Folder:
         self._path = f"{walls.base}/{os.getpid()}"
         self.work, self._temporary = f"{self._path}/work", f"{self._path}/tmp"
         self.own_count = uid > 0
+        self._names_seen = False
         self._limits: dict[str, Any] = {}
         self._handles: dict[int, int] = {}
 
@@ -134,14 +135,35 @@ class Folder:
         self._limits = limits
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         os.mkdir(self._path, 0o711)
+        self._make_directories()
+
+    def _make_directories(self) -> None:
         for path in (self.work, self._temporary):
             os.mkdir(path, 0o700)
             if self._uid:
                 os.chown(path, self._uid, self._uid)
 
+    def vacate(self) -> bool:
+        if self._names_seen or not self._remove_directories():
+            return False
+        os.rmdir(self._path)
+        return True
+
     def renew(self) -> None:
-        for path in (self.work, self._temporary):
-            _empty(path)
+        if not self._remove_directories():
+            self._names_seen = True
+            _empty(self._path)
+            os.chmod(self._path, 0o711)
+        self._make_directories()
+
+    def _remove_directories(self) -> bool:
+        """Where they are empty."""
+        try:
+            os.rmdir(self.work)
+            os.rmdir(self._temporary)
+        except OSError:
+            return False
+        return True
 
     def started(self, pid: int) -> None:
         self._reach(0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from typing import Any
+from typing import Any, TypeVar
 
 LENGTH = struct.Struct(">I")
 SPENT = struct.Struct(">?dd")  # of a cell: whether its session lives, seconds of CPU, seconds on the clock
 MAX_FRAME = 1 << 30
+IDLE_S = 5  # that a supervisor waits for another request
 _CHUNK = 1 << 16
+Body = TypeVar("Body", bytes, memoryview)
 
 
 def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
@@ -24,12 +26,18 @@ def pack(header: dict[str, Any], *blobs: bytes) -> bytes:
 
 def unpack(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
     """The header and the blobs of a frame without its first length."""
-    parts, position = [], 0
+    header, *blobs = parts(body)
+    return json.loads(header.decode()) if header else {}, blobs
+
+
+def parts(body: Body) -> list[Body]:
+    """Of a frame without its first length: the encoded header and the blobs."""
+    found, position = [], 0
     while position < len(body):
         (length,) = LENGTH.unpack_from(body, position)
         position += LENGTH.size + length
-        parts.append(body[position - length : position])
-    return json.loads(parts[0].decode()) if parts[0] else {}, parts[1:]
+        found.append(body[position - length : position])
+    return found
 
 
 class Incoming:
@@ -37,6 +45,10 @@ class Incoming:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+
+    def __bool__(self) -> bool:
+        """Whether something has come that was not taken."""
+        return bool(self._bytes)
 
     def add(self, data: bytes) -> None:
         self._bytes += data
@@ -67,10 +79,15 @@ class Incoming:
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[bytes]]:
     """Waits for one frame, and takes nothing of what follows; EOFError when the other side is gone."""
-    (length,) = LENGTH.unpack(exactly(channel, LENGTH.size))
+    return unpack(exactly(channel, receive_length(channel)))
+
+
+def receive_length(channel: socket.socket) -> int:
+    """Of what follows it, and is the rest of the frame."""
+    length = int(LENGTH.unpack(exactly(channel, LENGTH.size))[0])
     if length > MAX_FRAME:
         raise ValueError(f"a frame of {length} bytes is above {MAX_FRAME}")
-    return unpack(exactly(channel, length))
+    return length
 
 
 def exactly(channel: socket.socket, length: int) -> bytes:

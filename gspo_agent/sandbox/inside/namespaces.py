@@ -110,7 +110,7 @@ class Namespaces:
         _enter_own_pids()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY)
         with contextlib.suppress(OSError):  # it is an option of the kernel
-            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_RDONLY)
+            self._last_pid = os.open("/proc/sys/kernel/ns_last_pid", os.O_RDWR)
 
     def fork(self) -> int:
         pid = -1
@@ -144,14 +144,16 @@ class Box:
     def __init__(self, slot: int, seccomp: Filter, last_pid: int) -> None:
         """`last_pid`: the kernel's file of the last id that was given in the reader's namespace, or -1."""
         self._slot, self._filter, self._last_pid = slot, seccomp, last_pid
-        self._options = ""
+        self._options, self._files = "", 0
 
     def build(self, limits: dict[str, Any]) -> None:
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-        linux.mount("proc", "/proc", "proc", flags, "subset=pid,hidepid=invisible")
-        os.umask(0)
-        self._options = f"size={limits['disk_bytes']},nr_inodes={limits['files'] + 3},mode=0755"
+        if not self._files:
+            linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+            flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+            linux.mount("proc", "/proc", "proc", flags, "subset=pid,hidepid=invisible")
+            os.umask(0)
+        self._files = limits["files"]
+        self._options = f"size={limits['disk_bytes']},nr_inodes={self._files + 1 + len(_DIRECTORIES)},mode=0755"
         self._mount_disk()
 
     def _mount_disk(self) -> None:
@@ -159,9 +161,20 @@ class Box:
         for path in _DIRECTORIES:
             os.mkdir(path, 0o1777)
 
+    def vacate(self) -> bool:
+        if self._last_pid < 0:  # the id of the next program would say how many there were
+            return False
+        try:
+            os.pwrite(self._last_pid, b"1", 0)
+            linux.unshare(linux.CLONE_NEWIPC)
+            linux.umount("/box")
+        except OSError:
+            return False
+        return True
+
     def renew(self) -> None:
         # Without an id of its own, a program owns what these directories are in as well.
-        if not self._slot or any(os.listdir(path) for path in _DIRECTORIES):
+        if not self._slot or os.statvfs("/box").f_ffree < self._files:
             linux.umount("/box")
             self._mount_disk()
 

@@ -13,7 +13,6 @@ import linecache
 import math
 import os
 import resource
-import socket
 import sys
 import traceback
 import types
@@ -21,9 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from . import linux
+from .contents import Compiled
 from .walls import Enclosure
 
-ANSWERS_FD = 3
+KEPT_FD = 3
 COMPILE_ERROR, OUT_OF_MEMORY = 122, 121
 EXIT_STATUS = {COMPILE_ERROR: "compile_error", OUT_OF_MEMORY: "memory_limit"}
 MAIN_FILE = "main.py"
@@ -49,15 +49,20 @@ def prepare() -> None:
 
 
 def confine(
-    limits: list[tuple[int, int]], enclosure: Enclosure, streams: tuple[int, int, int], answers: socket.socket | None
+    limits: list[tuple[int, int]],
+    enclosure: Enclosure,
+    streams: tuple[int, int, int],
+    kept: int | None,
+    *,
+    whole_run: bool,
 ) -> None:
     """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
     enclosure.enter()
     for target, source in enumerate(streams):
         os.dup2(source, target)
-    if answers:
-        os.dup2(answers.detach(), ANSWERS_FD, inheritable=False)
-    os.closerange(ANSWERS_FD + (answers is not None), 1 << 30)
+    if kept not in (None, KEPT_FD):
+        os.dup2(kept, KEPT_FD, inheritable=False)
+    os.closerange(KEPT_FD + (kept is not None), 1 << 30)
     os.umask(0o022)
     os.chdir(enclosure.work)
     enclosure.lose_identity()
@@ -66,7 +71,7 @@ def confine(
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a supervisor is not, and /dev/stdin needs it
     enclosure.lock()
-    _become_plain_interpreter(enclosure.work, whole_run=answers is None)
+    _become_plain_interpreter(enclosure.work, whole_run=whole_run)
 
 
 def kernel_limits(limits: dict[str, Any], *, whole_run: bool, own_count: bool) -> list[tuple[int, int]]:
@@ -109,22 +114,34 @@ def fresh_main(name: str = "__main__") -> types.ModuleType:
     return module
 
 
-def run(code: bytes) -> int:
+def run(code: bytes | memoryview, compiled: Compiled | None = None) -> int:
     """The code as the file main.py, from its first statement to its exit handlers; the exit code."""
-    status = execute(code)
+    status = execute(code, compiled)
     return COMPILE_ERROR if status is None else _finish(status)
 
 
-def execute(code: bytes) -> int | None:
+def execute(code: bytes | memoryview, compiled: Compiled | None = None) -> int | None:
     """Without the exit handlers; None where it is not Python."""
     module = fresh_main()
     module.__file__ = MAIN_FILE
+    body = compiled.load() if compiled else None
+    if body is None:
+        try:
+            body = compile(code, MAIN_FILE, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+            show(error, code, MAIN_FILE)
+            return None
+        if compiled and compiled.file is not None:
+            _save(body, compiled)
+    return _outcome(lambda: exec(body, module.__dict__), code)
+
+
+def _save(body: types.CodeType, compiled: Compiled) -> None:
     try:
-        compiled = compile(code, MAIN_FILE, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        show(error, code, MAIN_FILE)
-        return None
-    return _outcome(lambda: exec(compiled, module.__dict__), code)
+        if os.fstat(2).st_size == 0:  # or each program has to print the compiler's warnings
+            compiled.save(body, KEPT_FD)
+    finally:
+        os.close(KEPT_FD)
 
 
 def complete(body: Callable[[], object]) -> int:
@@ -132,7 +149,7 @@ def complete(body: Callable[[], object]) -> int:
     return _finish(_outcome(body))
 
 
-def _outcome(body: Callable[[], object], code: bytes = b"") -> int:
+def _outcome(body: Callable[[], object], code: bytes | memoryview = b"") -> int:
     try:
         body()
     except SystemExit as error:
@@ -169,19 +186,19 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def show(error: BaseException, code: bytes, filename: str) -> None:
+def show(error: BaseException, code: bytes | memoryview, filename: str) -> None:
     """The traceback as Python prints it, without the frames of the harness, on standard error."""
     with contextlib.suppress(BaseException):
         sys.stderr.write(describe(error, code, filename))
 
 
-def remember(code: bytes, filename: str) -> None:
+def remember(code: bytes | memoryview, filename: str) -> None:
     """Lets tracebacks show the lines of code that is no file."""
-    lines = code.decode("utf-8", "replace").splitlines(keepends=True)
+    lines = bytes(code).decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[filename] = (len(code), None, lines, filename)
 
 
-def describe(error: BaseException, code: bytes = b"", filename: str = "") -> str:
+def describe(error: BaseException, code: bytes | memoryview = b"", filename: str = "") -> str:
     if code:
         remember(code, filename)
     report = traceback.TracebackException.from_exception(error)

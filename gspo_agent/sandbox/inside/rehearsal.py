@@ -33,6 +33,7 @@ def rehearse() -> None:
     for _ in range(_TIMES):
         near, far = socket.socketpair()
         far.sendall(frames.pack({"kind": "run", "limits": _LIMITS}, b"", b"", b""))
+        far.shutdown(socket.SHUT_WR)
         supervisor.supervise(near, _Stage())
         near.close()
         far.close()
@@ -71,6 +72,9 @@ class _Stage:
     def lock(self) -> None: ...
     def signal(self, number: int) -> None: ...
     def close(self) -> None: ...
+
+    def vacate(self) -> bool:
+        return True
 
     def processes(self) -> list[str]:
         return [str(os.getpid())]

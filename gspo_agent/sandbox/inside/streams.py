@@ -6,7 +6,7 @@ import fcntl
 import os
 
 _USUAL = 1 << 14  # bytes of output, at most, that one system call suffices for
-_SEALS = 0xF  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
+SEALS = 0xF  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 
 
 class Streams:
@@ -16,12 +16,12 @@ class Streams:
     With `shared`, both outputs are one file, in the order of writing.
     """
 
-    def __init__(self, stdin: bytes = b"", *, shared: bool = False) -> None:
+    def __init__(self, stdin: bytes | memoryview = b"", *, shared: bool = False) -> None:
         source = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         view = memoryview(stdin)
         while view:
             view = view[os.write(source, view) :]
-        fcntl.fcntl(source, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(source, fcntl.F_ADD_SEALS, SEALS)
         # Reopened, so that the program gets a file offset of its own and no right to write.
         self.stdin = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
         os.close(source)

@@ -2,6 +2,9 @@
 
 It builds the job's enclosure, starts programs that drop every right before untrusted code runs,
 watches them, and reports on the job's channel. It never interprets what a program says; it only measures and relays.
+
+After runs of which it has seen nothing but numbers (how they ended, how long they took and how much they printed) it
+serves another job, in an enclosure that is made anew.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -16,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import calls, command, frames, program, repl, tree
+from .contents import Compiled, Request, relay
 from .dialogue import Dialogue
 from .streams import Streams
 from .walls import Enclosure
@@ -23,27 +28,20 @@ from .watch import HungUp, Watch
 
 _MAX_CRASHES = 3  # of one batch of calls; what is left then gets the last verdict instead of another try
 
+_ORDINARY = (0, 1, program.COMPILE_ERROR)  # exit codes; any other number would be a message to the next job
+
 # Answers of calls are held back together for so long: waking the trainer costs more than a call.
 _HOLD_BYTES, _HOLD_S = 1 << 16, 0.05
 
 
 def supervise(channel: socket.socket, enclosure: Enclosure) -> None:
-    """Serves the one request that comes on `channel`; returns when it is answered or nobody waits for it."""
+    """Serves requests that come on `channel`, one after the other; returns when nobody waits for an answer, after a job
+    that leaves this process unfit for another, or when none comes for a while."""
     gc.disable()
     channel.setblocking(True)
     try:
-        request, blobs = frames.receive(channel)
-        job = _Job(channel, enclosure, request["limits"])
-        enclosure.build(job.limits)
-        serve = {
-            "run": job.run,
-            "call": job.call,
-            "session": job.session,
-            "exchange": job.exchange,
-            "command": job.command,
-            "tree": job.tree,
-        }[request["kind"]]
-        serve(request, blobs)
+        while _serve(channel, enclosure) and _asked_again(channel):
+            pass
     except (HungUp, EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:
@@ -52,18 +50,50 @@ def supervise(channel: socket.socket, enclosure: Enclosure) -> None:
         enclosure.close()
 
 
+def _serve(channel: socket.socket, enclosure: Enclosure) -> bool:
+    """Whether this process has kept nothing of the job."""
+    request = Request(channel)
+    job = _Job(channel, enclosure, request.header["limits"])
+    enclosure.build(job.limits)
+    kind = request.header["kind"]
+    if kind == "run":
+        spotless = job.run(request.blobs)
+        request.close()
+        return spotless
+    serve = {
+        "call": job.call,
+        "session": job.session,
+        "exchange": job.exchange,
+        "command": job.command,
+        "tree": job.tree,
+    }[kind]
+    serve(request.header, [bytes(blob) for blob in request.blobs])
+    return False
+
+
+def _asked_again(channel: socket.socket) -> bool:
+    waiting = select.poll()
+    waiting.register(channel, select.POLLIN)
+    return bool(waiting.poll(frames.IDLE_S * 1000))
+
+
 class _Job:
     def __init__(self, channel: socket.socket, enclosure: Enclosure, limits: dict[str, Any]) -> None:
         self.channel, self.enclosure, self.limits = channel, enclosure, limits
         self.kernel_limits: list[tuple[int, int]] = []
 
     def start(
-        self, streams: Streams, body: Callable[[], int], ends: tuple[socket.socket, socket.socket] | None = None
+        self,
+        streams: Streams,
+        body: Callable[[], int],
+        ends: tuple[socket.socket, socket.socket] | None = None,
+        kept: int | None = None,
     ) -> Watch:
         """Forks a program; `body` runs in it, after every right was dropped, and returns its exit code.
 
         Args:
             ends: of the socket of a dialogue, this side's and the program's.
+            kept: a file that the program has besides its streams, where it has no dialogue.
         """
         near, far = ends or (None, None)
         if not self.kernel_limits:
@@ -74,7 +104,8 @@ class _Job:
         if pid == 0:
             code = 1
             try:
-                program.confine(self.kernel_limits, self.enclosure, streams.fds, far)
+                kept = far.detach() if far else kept
+                program.confine(self.kernel_limits, self.enclosure, streams.fds, kept, whole_run=ends is None)
                 code = body()
             finally:
                 os._exit(code)
@@ -82,20 +113,35 @@ class _Job:
         self.enclosure.started(pid)
         return watch
 
-    def run(self, request: dict[str, Any], blobs: list[bytes]) -> None:
-        """blobs: the code, then one standard input for each run; one frame is sent for each."""
+    def run(self, blobs: list[memoryview]) -> bool:
+        """blobs: the code, then one standard input for each run; one frame is sent for each.
+
+        Whether this process has learnt no more of the programs than numbers: the last frame says so.
+        """
         code, *stdins = blobs
-        for position, stdin in enumerate(stdins):
-            if position:
+        compiled = Compiled(self.limits["output_bytes"]) if len(stdins) > 1 else None
+        spotless = True
+        for position, stdin in enumerate(stdins, 1):
+            if position > 1:
                 self.enclosure.renew()
             started = time.monotonic()
             streams = Streams(stdin)
-            watch = self.start(streams, lambda: program.run(code))
+            kept = compiled.file if compiled else None
+            watch = self.start(streams, lambda: program.run(code, compiled), kept=kept)
             verdict = watch.wait()
             header = self.outcome(verdict, watch.close(), watch.exit_code, streams)
+            if compiled:
+                compiled.seal()
             header["wall_s"] = time.monotonic() - started
-            self.channel.sendall(frames.pack(header, *streams.read(self.limits["output_bytes"])))
+            # Whoever looks after a program reads the names it gives itself.
+            spotless = spotless and watch.exit_code in _ORDINARY and verdict == "end" and not watch.looked
+            if position == len(stdins):
+                spotless = header["stays"] = spotless and self.enclosure.vacate()
+            relay(self.channel, header, streams.fds[1:], self.limits["output_bytes"])
             streams.close()
+        if compiled:
+            compiled.close()
+        return spotless
 
     def outcome(self, verdict: str, cpu_s: float, exit_code: int | None, streams: Streams) -> dict[str, Any]:
         if verdict == "end":

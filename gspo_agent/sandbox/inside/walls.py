@@ -16,7 +16,12 @@ class Enclosure(Protocol):
     own_count: bool
     """Whether the kernel counts the job's processes by themselves."""
 
-    def build(self, limits: dict[str, Any]) -> None: ...
+    def build(self, limits: dict[str, Any]) -> None:
+        """For a job, the first one or another after `vacate`."""
+
+    def vacate(self) -> bool:
+        """Leaves nothing of the job, whose last program has ended. Whether that could be done without a look at what
+        it was, so that `build` may follow."""
 
     def renew(self) -> None:
         """Empty directories for the next program, when the last one left something."""

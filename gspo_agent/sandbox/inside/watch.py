@@ -38,6 +38,7 @@ class Watch:
     ) -> None:
         self.limits, self.enclosure = limits, enclosure
         self.interruptible = False
+        self.looked = False  # whether what the kernel says of the program was read, names that it has chosen among it
         self.exit_code: int | None = None
         self.channel_fd, self.answers_fd = channel.fileno(), answers.fileno() if answers else -1
         self.poll = select.poll()
@@ -114,6 +115,7 @@ class Watch:
 
     def tree(self) -> tuple[float, int]:
         """CPU seconds and bytes of every process of the job."""
+        self.looked = True
         cpu, held = 0, {}
         for pid in self.enclosure.processes():
             with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:

@@ -155,14 +155,14 @@ for call in (lambda: fcntl.fcntl(pair[0], fcntl.F_SETOWN, os.getppid()), lambda:
 
 async def test_job_can_not_outlive_a_killed_supervisor(contained: Sandbox) -> None:
     server = contained.server()
-    before = survivors.descendants(server.pid)
     escape = "import ctypes, time\nprint(ctypes.CDLL(None).prctl(1, 0, 0, 0, 0))\ntime.sleep(60)"
     running = asyncio.create_task(contained.run(escape))
-    while len(below := survivors.descendants(server.pid) - before) < 2:  # noqa: ASYNC110  # in other processes
+    while not (programs := survivors.programs(server)):  # noqa: ASYNC110  # in other processes
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.2)
-    os.kill(min(below), signal.SIGKILL)
-    assert not survivors.alive(below)
+    for pid in survivors.supervisors(server):
+        os.kill(pid, signal.SIGKILL)
+    assert not survivors.alive(programs)
     running.cancel()
 
 
@@ -181,7 +181,7 @@ def test_end_of_launcher_or_server_is_the_end_of_all(
     channel = server.spawn()
     time.sleep(0.1)
     below = survivors.descendants(server.pid)
-    os.kill(sorted(below)[depth], signal.SIGKILL)
+    os.kill(survivors.chain(server)[depth], signal.SIGKILL)
     server._process.wait(10)
     assert not survivors.alive(below)
     channel.close()
