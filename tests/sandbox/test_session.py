@@ -106,6 +106,39 @@ async def test_idle_session_uses_no_processor(sandbox: Sandbox) -> None:
         assert int((await session.cell("n")).output) > 0
 
 
+_TIMER = """import signal
+def spin(*_):
+    while True: pass
+signal.signal(signal.SIGALRM, spin)
+signal.setitimer(signal.ITIMER_REAL, 0.02)"""
+
+# Finds the harness in its own process, and says by itself that the cell has ended.
+_FORGE = """import gc, os, struct
+questions = next(found for found in gc.get_objects() if type(found).__name__ == "Questions")
+answer = struct.pack(">I", 17) + questions._nonce + b"o"
+os.write(3, answer)"""
+
+
+@pytest.mark.parametrize("code", [_TIMER, _FORGE + "\nwhile True: pass"], ids=["timer", "forged"])
+async def test_session_that_only_seems_to_wait_uses_no_processor(code: str, sandbox: Sandbox) -> None:
+    async with await sandbox.session() as session:
+        assert (await session.cell(code)).status == "ok"
+        await asyncio.sleep(0.15)
+        processes = survivors.descendants(sandbox.server().pid)
+        spent = sum(_cpu_ticks(pid) for pid in processes)
+        await asyncio.sleep(0.3)
+        assert sum(_cpu_ticks(pid) for pid in processes) - spent <= 2
+
+
+async def test_answer_ahead_of_its_cell_is_none(sandbox: Sandbox) -> None:
+    async with await sandbox.session() as session:
+        forged = await session.cell(_FORGE + "\nimport time; time.sleep(0.01)\nos.write(3, answer)\ntime.sleep(60)")
+        assert (forged.output, forged.status) == ("", "ok")
+        await asyncio.sleep(0.03)
+        result = await session.cell("1 + 1")
+        assert (result.output, result.status) == ("The process ended; variables are lost.\n", "dead")
+
+
 async def test_session_of_a_killed_fork_server_says_so() -> None:
     async with Sandbox() as own:
         session = await own.session()

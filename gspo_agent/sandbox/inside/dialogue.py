@@ -47,16 +47,25 @@ class Dialogue:
         self.alive = True
         self.pid, self.cpu_s, self.wall_s = self.watch.pid, 0.0, 0.0
         self._nonce, self._received = b"", b""
+        self._ready = False
 
     def ask(self, message: bytes) -> tuple[str, bytes]:
         """("ok", answer), or the limit that was passed, "killed" (by SIGKILL, which nothing here has sent), or
         "runtime_error": the program ended otherwise or broke the rules."""
         if not self.alive:
             return "runtime_error", b""
-        self.watch.begin()
-        self._nonce, self._received = os.urandom(NONCE), b""
+        if not self._ready:
+            self.ready()
+        self.watch.started = time.monotonic()
+        self._received, self._ready = b"", False
         status = self._send(LENGTH.pack(NONCE + len(message)) + self._nonce + message)
         return self._hear() if status == "ok" else self._end(status)
+
+    def ready(self) -> None:
+        """Does ahead, while the program waits, what the next question would have to wait for."""
+        self._nonce = os.urandom(NONCE)
+        self.watch.begin()
+        self._ready = True
 
     def interrupt(self) -> bool:
         """After a passed time limit: asks the program to stop (SIGINT); False when it had to be killed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import select
 import signal
 import sys
 import types
@@ -12,6 +13,7 @@ from typing import Any
 
 from . import frames, program
 from .dialogue import Dialogue, Job, Questions
+from .watch import TICK_MS
 
 _OK, _ERROR, _FLOODED = b"o", b"e", b"f"
 _STATUS = {_OK: "ok", _FLOODED: "output_limit"}  # claims of the code about itself; anything else is an error
@@ -21,15 +23,21 @@ def serve_session(job: Job) -> None:
     """The supervisor's side: each frame on the job's channel is a cell; answers with what it cost (`frames.SPENT`), its
     status and its output.
 
-    Between two cells, threads and processes that a cell started are stopped: an idle session uses no processor. That
-    and everything else that only the next cell needs is done after the answer, while the trainer reads it.
+    Between two cells, threads and processes that a cell started are stopped at once, and the program itself when no
+    cell comes for a while: it may only seem to wait, or have set a timer. An idle session uses no processor. That and
+    everything else that only the next cell needs is done after the answer, while the trainer reads it.
     """
     cells, most = frames.Incoming(), job.limits["output_bytes"]
+    coming = select.poll()
+    coming.register(job.channel, select.POLLIN)
     stopped = False
     dialogue = Dialogue(job, answer_cells)
     dialogue.watch.interruptible = True
     job.channel.sendall(frames.pack({"status": "ok"}))
     while True:
+        if dialogue.alive and not stopped and not coming.poll(TICK_MS):
+            job.enclosure.signal(signal.SIGSTOP)
+            stopped = True
         _, blobs = frames.unpack(cells.wait(job.channel))
         if not dialogue.alive:
             job.channel.sendall(frames.pack({}, frames.SPENT.pack(False, 0.0, 0.0), b"dead", b""))
@@ -43,6 +51,7 @@ def serve_session(job: Job) -> None:
         if stopped:
             job.enclosure.signal(signal.SIGSTOP)
         dialogue.streams.rewind(most)
+        dialogue.ready()
 
 
 def waits_only(job: Job, pid: int) -> bool:
