@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -16,6 +17,7 @@ from .dialogue import Dialogue, Job, Questions
 from .watch import TICK_MS
 
 _OK, _ERROR, _FLOODED = b"o", b"e", b"f"
+_EXPRESSION = re.compile(rb"[^=:;\\\n]+\n*")  # or it begins with a keyword, as `import` does
 _STATUS = {_OK: "ok", _FLOODED: "output_limit"}  # claims of the code about itself; anything else is an error
 
 
@@ -133,6 +135,9 @@ def _flush() -> bool:
 
 def _compile(code: bytes, filename: str) -> tuple[types.CodeType | None, types.CodeType | None]:
     """The statements, and the last one by itself where it is an expression, whose value is shown."""
+    if _EXPRESSION.fullmatch(code):  # then most of the time is that of the tree
+        with contextlib.suppress(SyntaxError):
+            return None, compile(code, filename, "eval", dont_inherit=True)
     # Not ast.parse: its own frame would stand in the traceback that the model reads.
     tree = compile(code, filename, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, ast.Module)
