@@ -8,10 +8,12 @@ import platform
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong)
-_libc.capset.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_libc.capset.argtypes = _libc.capget.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 # Made once: each job would touch many pages to make the types of these arrays.
 _CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3, of this thread
-_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
+Capabilities = ctypes.Array[ctypes.c_uint32]
+"""The effective, permitted and inheritable set, twice 32 bits of each."""
+NO_CAPABILITIES: Capabilities = (ctypes.c_uint32 * 6)()
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x20000, 0x2000000, 0x4000000
 CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -95,6 +97,7 @@ def share_text() -> None:
     A fork copies the page tables only of mappings that hold a page of the process's own, so each gets one: with the
     same bytes in it. Where that is refused, nothing is lost but time.
     """
+    _join_mappings()
     with open("/proc/self/maps") as table:
         mappings = [line.split() for line in table if " r-xp " in line and "/" in line]
     for area, *_, path in mappings:
@@ -106,6 +109,27 @@ def share_text() -> None:
                 _checked(_libc.mprotect(place, size, _READ | _EXECUTE), "mprotect")
 
 
-def drop_capabilities() -> None:
-    """Empties the effective, permitted and inheritable sets."""
-    _checked(_libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
+def _join_mappings() -> None:
+    """One mapping for the three of each library that are read only: the fewer there are, the less a fork copies.
+
+    Its constants can then be executed, which no program needs help for.
+    """
+    with open("/proc/self/maps") as table:
+        mappings = [line.split() for line in table]
+    for first, code, constants in zip(mappings, mappings[1:], mappings[2:], strict=False):
+        parts = (first, code, constants)
+        if [part[1] for part in parts] == ["r--p", "r-xp", "r--p"] and len({part[-1] for part in parts}) == 1:
+            for area, *_ in (first, constants):
+                start, end = (int(edge, 16) for edge in area.split("-"))
+                _libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _READ | _EXECUTE)
+
+
+def capabilities() -> Capabilities:
+    """Those of this thread."""
+    found: Capabilities = (ctypes.c_uint32 * 6)()
+    _checked(_libc.capget(_CAPABILITY_HEADER, found), "capget")
+    return found
+
+
+def set_capabilities(sets: Capabilities) -> None:
+    _checked(_libc.capset(_CAPABILITY_HEADER, sets), "capset")

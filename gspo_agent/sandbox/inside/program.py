@@ -24,6 +24,7 @@ from .contents import Compiled
 from .walls import Enclosure
 
 KEPT_FD = 3
+_EVERY_FD = 1 << 30
 COMPILE_ERROR, OUT_OF_MEMORY = 122, 121
 EXIT_STATUS = {COMPILE_ERROR: "compile_error", OUT_OF_MEMORY: "memory_limit"}
 MAIN_FILE = "main.py"
@@ -55,20 +56,25 @@ def confine(
     kept: int | None,
     *,
     whole_run: bool,
+    last_fd: int = _EVERY_FD,
+    capabilities: linux.Capabilities = linux.NO_CAPABILITIES,
 ) -> None:
-    """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back."""
+    """Leaves this process with three (four) descriptors, no privilege, and the limits; there is no way back.
+
+    A rehearsal keeps the descriptors from `last_fd` on and its `capabilities`.
+    """
     enclosure.enter()
     for target, source in enumerate(streams):
         os.dup2(source, target)
     if kept not in (None, KEPT_FD):
         os.dup2(kept, KEPT_FD, inheritable=False)
-    os.closerange(KEPT_FD + (kept is not None), 1 << 30)
+    os.closerange(KEPT_FD + (kept is not None), last_fd)
     os.umask(0o022)
     os.chdir(enclosure.work)
     enclosure.lose_identity()
     for kind, value in limits:
         resource.setrlimit(kind, (value, value))
-    linux.drop_capabilities()
+    linux.set_capabilities(capabilities)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # a supervisor is not, and /dev/stdin needs it
     enclosure.lock()
     _become_plain_interpreter(enclosure.work, whole_run=whole_run)
@@ -94,6 +100,15 @@ def kernel_limits(limits: dict[str, Any], *, whole_run: bool, own_count: bool) -
         (kind, value if hard[kind] == resource.RLIM_INFINITY else min(value, hard[kind]))
         for kind, value in chosen.items()
     ]
+
+
+def become_harness_again(work: str) -> None:
+    """After a rehearsal of `confine`."""
+    gc.disable()
+    sys.path.remove(work)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # pid 1 is deaf to what it has no handler for
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_IGN)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
 
 def _become_plain_interpreter(work: str, *, whole_run: bool) -> None:

@@ -1,4 +1,4 @@
-"""Jobs played in the fork server before there are any.
+"""Jobs played in the fork server before there are any: what a supervisor does, and how a program gets ready.
 
 What Python writes down while code runs for the first times (specialised instructions, caches of types, counts of
 references) lies in pages that every job would otherwise have to copy for itself: that was a seventh of a job's cost.
@@ -8,12 +8,13 @@ Another seventh were the gaps that imports leave all over the memory, in which j
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from . import frames, linux, program, supervisor
+from . import frames, linux, namespaces, program, supervisor
 
 _TIMES = 12  # the interpreter specialises what has run about ten times
 _CODE = b"import sys\ndef f(x):\n    return x\nfor n in range(3):\n    print(f(n), sys.maxsize, 'x'[::-1])\n"
@@ -38,8 +39,16 @@ def rehearse() -> None:
         near.close()
         far.close()
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
-        program.execute(_CODE)
-        sys.stdout.flush()
+        _confine()
+        program.run(_CODE)
+
+
+def _confine() -> None:
+    """All of it that leaves this process what it is."""
+    stage, capabilities = _Stage(), linux.capabilities()
+    limits = [(resource.RLIMIT_CORE, 0)] * len(_LIMITS)
+    program.confine(limits, stage, (0, 1, 2), None, whole_run=True, last_fd=program.KEPT_FD, capabilities=capabilities)
+    program.become_harness_again(stage.work)
 
 
 def fill_gaps() -> list[object]:
@@ -68,7 +77,10 @@ class _Stage:
     def renew(self) -> None: ...
     def started(self, pid: int) -> None: ...
     def enter(self) -> None: ...
-    def lose_identity(self) -> None: ...
+    def lose_identity(self) -> None:
+        if os.geteuid() == 0 and not os.getgroups():
+            namespaces.take_slot(0)
+
     def lock(self) -> None: ...
     def signal(self, number: int) -> None: ...
     def close(self) -> None: ...
