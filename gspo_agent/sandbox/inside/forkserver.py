@@ -151,7 +151,7 @@ class _Server:
         if self.walls.import_paths:
             warm.import_packages(self.walls.import_paths)
         program.prepare()
-        rehearsal.rehearse()
+        rehearsal.rehearse(own_ids=self.walls.slots > 0)
         linux.share_text()
         gc.collect()
         self.fillers = rehearsal.fill_gaps()

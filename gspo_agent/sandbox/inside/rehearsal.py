@@ -30,22 +30,23 @@ _LIMITS = {
 }  # fmt: skip
 
 
-def rehearse() -> None:
+def rehearse(*, own_ids: bool) -> None:
+    """`own_ids`: whether jobs have ids of their own."""
     for _ in range(_TIMES):
         near, far = socket.socketpair()
         far.sendall(frames.pack({"kind": "run", "limits": _LIMITS}, b"", b"", b""))
         far.shutdown(socket.SHUT_WR)
-        supervisor.supervise(near, _Stage())
+        supervisor.supervise(near, _Stage(own_ids))
         near.close()
         far.close()
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
-        _confine()
+        _confine(own_ids)
         program.run(_CODE)
 
 
-def _confine() -> None:
+def _confine(own_ids: bool) -> None:
     """All of it that leaves this process what it is."""
-    stage, capabilities = _Stage(), linux.capabilities()
+    stage, capabilities = _Stage(own_ids), linux.capabilities()
     limits = [(resource.RLIMIT_CORE, 0)] * len(_LIMITS)
     program.confine(limits, stage, (0, 1, 2), None, whole_run=True, last_fd=program.KEPT_FD, capabilities=capabilities)
     program.become_harness_again(stage.work)
@@ -73,13 +74,16 @@ class _Stage:
 
     work, own_count = "/", False
 
+    def __init__(self, changes_id: bool) -> None:
+        self._changes_id = changes_id
+
     def build(self, limits: dict[str, Any]) -> None: ...
     def renew(self) -> None: ...
     def started(self, pid: int) -> None: ...
     def enter(self) -> None: ...
     def lose_identity(self) -> None:
-        if os.geteuid() == 0 and not os.getgroups():
-            namespaces.take_slot(0)
+        if self._changes_id and not os.getgroups():
+            namespaces.take_slot(os.geteuid())
 
     def lock(self) -> None: ...
     def signal(self, number: int) -> None: ...
