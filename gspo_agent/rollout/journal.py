@@ -29,8 +29,9 @@ A = TypeVar("A")
 T = TypeVar("T")
 _LINGER = 0.02  # seconds in which write-behind rows gather into one transaction
 _SHORT_LINGER = 0.001  # the same where somebody waits, and the last transaction took no time
-_REST = 4  # times as long as a transaction took, the writer lets jobs gather for the next
+_REST = 4  # times as long as a transaction took, the writer lets jobs gather for the next, if more of them come
 _LONGEST_REST = 0.05
+_LOOKS = 5  # whether more have come, in such a time
 QUEUED_BYTES = 64 << 20
 """What may wait for the disk before `Journal.room` asks for patience."""
 
@@ -229,7 +230,7 @@ class Journal:
             if self._jobs and not self._last_batch:
                 if not self._hurry.is_set():
                     self._hurry.wait(_LINGER)
-                time.sleep(rest)
+                self._gather(rest)
             began = time.monotonic()
             last = self._last_batch
             # In this order: what is put after the jobs are taken sets the flags again.
@@ -241,6 +242,14 @@ class Journal:
             rest = min(max(_REST * (time.monotonic() - began), _SHORT_LINGER), _LONGEST_REST)
             if last:
                 return
+
+    def _gather(self, seconds: float) -> None:
+        """Lets more jobs come for as long. Where none does, whoever makes them may be waiting for those there are."""
+        until = time.monotonic() + seconds
+        known = 0
+        while len(self._jobs) > known and time.monotonic() < until:
+            known = len(self._jobs)
+            time.sleep(max(seconds / _LOOKS, _SHORT_LINGER))
 
     def _commit(self, batch: list[Job]) -> None:
         outcomes: list[Outcome] = []

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -380,3 +381,26 @@ def test_a_lock_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite.lock").mkdir()
     with pytest.raises(JournalError, match=r"journal.sqlite.lock cannot be written: Is a directory; see free space"):
         Journal.open(tmp_path / "journal.sqlite")
+
+
+def test_jobs_gather_only_as_long_as_more_of_them_come(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, sleep = [], time.sleep
+    more: list[Callable[[], None]] = []
+
+    def slumber(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+        for put in more:
+            put()
+
+    with Journal.open(fast_path / "journal.sqlite") as journal:
+        journal.submit(lambda connection: sleep(0.02)).result()
+        monkeypatch.setattr(time, "sleep", slumber)
+        journal.submit(lambda connection: sleep(0.02)).result()
+        alone = sum(slept)
+        slept.clear()
+        more.append(lambda: journal.append(1, CallBegun("1", "add", {})))
+        journal.submit(lambda connection: more.clear()).result()
+        monkeypatch.undo()
+    assert alone == pytest.approx(0.01)
+    assert sum(slept) > 2 * alone
