@@ -41,7 +41,8 @@ def rehearse(*, own_ids: bool) -> None:
         far.close()
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
         _confine(own_ids)
-        program.run(_CODE)
+        program.execute(_CODE)  # and not its end: exit handlers and `threading` have theirs only once
+        sys.stdout.flush()
 
 
 def _confine(own_ids: bool) -> None:
