@@ -119,8 +119,9 @@ def read_tokens(
                 and max(ids) < (vocab_size or _MOST_IDS)
                 and max(logprobs) <= _ROUNDING
                 and sum(logprobs) > _LEAST
+                and set(map(type, ids)) == {int}  # `true` is equal to 1
             ):
-                unsigned = array("I", ids)  # no negative, no fraction
+                unsigned = array("I", ids)  # no negative
                 return np.frombuffer(unsigned, np.int32), np.frombuffer(array("f", logprobs), np.float32), ""
         except (OverflowError, TypeError):
             pass

@@ -294,6 +294,7 @@ def _spans(*spans: tuple[int, int]) -> Callable[[Any], None]:
         (_at(3, id=-1), "output id 3 is -1, outside the vocabulary of 264"),
         (_at(3, id=264), "output id 3 is 264, outside the vocabulary of 264"),
         (_at(3, id=1.5), "output id 3 is 1.5, outside the vocabulary of 264"),
+        (_at(3, id=True), "output id 3 is True, outside the vocabulary of 264"),
         (_at(3, logprob=0.5), "output logprob 3 is 0.5, which is no log-probability"),
         (_at(3, logprob=-1e39), "output logprob 3 is -1e.39, which is no log-probability"),
         (_at(3, logprob=None), "output logprob 3 of 200 is missing"),

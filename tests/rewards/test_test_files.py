@@ -133,3 +133,25 @@ async def test_killed_server_costs_a_second_attempt_and_no_verdict(sandbox: Sand
     os.kill(victim.pid, signal.SIGKILL)
     assert (await judgement).verdict == "pass"
     assert sandbox.server(testing=True) is not victim
+
+
+async def test_solution_that_only_seems_to_wait_does_nothing_between_two_calls(sandbox: Sandbox) -> None:
+    code = """
+import signal, time
+rang = []
+def ring(*_): rang.append(time.monotonic())
+def arm():
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    return time.monotonic()
+def first_ring(): return rang[0]
+"""
+    tests = """
+import time, solution
+def test_rings_when_it_is_called_again():
+    armed = solution.arm()
+    time.sleep(0.6)
+    assert solution.first_ring() - armed > 0.5
+"""
+    verdict = await judged(code, tests, sandbox)
+    assert verdict.verdict == "pass", [test.error for test in verdict.tests]

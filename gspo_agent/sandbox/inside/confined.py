@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import landlock, linux, namespaces
+from . import descendants, landlock, linux, namespaces
 from .seccomp import Filter
 from .walls import SHELL
 
@@ -108,7 +108,7 @@ class Confined:
         _remove(f"{self.base}/{pid}")
 
     def demolish(self) -> None:
-        _end_all()
+        descendants.end_all()
         _remove(self.base)
 
 
@@ -190,7 +190,7 @@ class Folder:
             self._walls.filter.install()
 
     def processes(self) -> list[str]:
-        return [str(pid) for pid in (self._handles if self._walls.safe else _descendants(os.getpid()))]
+        return [str(pid) for pid in (self._handles if self._walls.safe else descendants.of(os.getpid()))]
 
     def newest(self) -> int:
         return 0
@@ -199,9 +199,9 @@ class Folder:
         if self._walls.safe:
             return self._reach(number)
         reached: set[int] = set()
-        while more := _descendants(os.getpid()) - reached:  # until none was made in the meantime
+        while more := descendants.of(os.getpid()) - reached:  # until none was made in the meantime
             for pid in more:
-                _tell(pid, number)
+                descendants.tell(pid, number)
             reached |= more
 
     def _reach(self, number: int) -> None:
@@ -214,7 +214,7 @@ class Folder:
                 del self._handles[pid]
 
     def overdrawn(self) -> bool:
-        if not self.own_count and _threads(self.processes()) > self._limits["processes"]:
+        if not self.own_count and descendants.count_threads(self.processes()) > self._limits["processes"]:
             return True
         used, files = 0, 0
         for status in _walk(self.work, self._temporary):
@@ -225,7 +225,7 @@ class Folder:
 
     def close(self) -> None:
         self.signal(signal.SIGKILL)
-        _wait_for_all()
+        descendants.wait_for_all()
         _remove(self._path)
 
 
@@ -302,61 +302,6 @@ def _walk(*directories: str) -> Iterator[os.stat_result]:
             yield status
             if stat.S_ISDIR(status.st_mode):
                 waiting.append(entry.path)
-
-
-def _threads(pids: list[str]) -> int:
-    count = 0
-    for pid in pids:
-        try:
-            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
-        except OSError:
-            continue
-    return count
-
-
-def _descendants(root: int) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != b"Z":
-            children.setdefault(int(parent), []).append(int(name))
-    found, waiting = set(), [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found.update(below)
-        waiting += below
-    return found
-
-
-def _tell(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _end_all() -> None:
-    """What a killed server leaves: whoever was forked just before, and had not asked yet to end with its parent, goes
-    on."""
-    while True:
-        for pid in _descendants(os.getpid()):
-            _tell(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
-
-
-def _wait_for_all() -> None:
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
 
 
 def _empty(path: str) -> None:

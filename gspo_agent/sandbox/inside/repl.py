@@ -6,7 +6,6 @@ import ast
 import contextlib
 import os
 import re
-import select
 import signal
 import sys
 import types
@@ -14,7 +13,7 @@ from typing import Any
 
 from . import frames, program
 from .dialogue import Dialogue, Job, Questions
-from .watch import TICK_MS
+from .lull import Lull
 
 _OK, _ERROR, _FLOODED = b"o", b"e", b"f"
 _EXPRESSION = re.compile(rb"[^=:;\\\n]+\n*")  # or it begins with a keyword, as `import` does
@@ -25,43 +24,24 @@ def serve_session(job: Job) -> None:
     """The supervisor's side: each frame on the job's channel is a cell; answers with what it cost (`frames.SPENT`), its
     status and its output.
 
-    Between two cells, threads and processes that a cell started are stopped at once, and the program itself when no
-    cell comes for a while: it may only seem to wait, or have set a timer. An idle session uses no processor. That and
-    everything else that only the next cell needs is done after the answer, while the trainer reads it.
+    What only the next cell needs is done after the answer, while the trainer reads it.
     """
-    cells, most = frames.Incoming(), job.limits["output_bytes"]
-    coming = select.poll()
-    coming.register(job.channel, select.POLLIN)
-    stopped = False
+    most = job.limits["output_bytes"]
     dialogue = Dialogue(job, answer_cells)
     dialogue.watch.interruptible = True
+    lull = Lull(job, dialogue)
     job.channel.sendall(frames.pack({"status": "ok"}))
     while True:
-        if dialogue.alive and not stopped and not coming.poll(TICK_MS):
-            job.enclosure.signal(signal.SIGSTOP)
-            stopped = True
-        _, blobs = frames.unpack(cells.wait(job.channel))
+        cell = lull.end()
         if not dialogue.alive:
             job.channel.sendall(frames.pack({}, frames.SPENT.pack(False, 0.0, 0.0), b"dead", b""))
             continue
-        if stopped:
-            job.enclosure.signal(signal.SIGCONT)
-        status = _run_cell(dialogue, blobs[0])
+        status = _run_cell(dialogue, cell)
         spent = frames.SPENT.pack(dialogue.alive, dialogue.cpu_s, dialogue.wall_s)
         job.channel.sendall(frames.pack({}, spent, status.encode(), dialogue.streams.take(most)))
-        stopped = dialogue.alive and not waits_only(job, dialogue.pid)
-        if stopped:
-            job.enclosure.signal(signal.SIGSTOP)
+        lull.begin()
         dialogue.streams.rewind(most)
         dialogue.ready()
-
-
-def waits_only(job: Job, pid: int) -> bool:
-    """Whether the program, which now waits for its next cell, has one thread and is the only one."""
-    if job.enclosure.newest() == pid:
-        return True
-    one_thread = os.stat(f"/proc/{pid}/task").st_nlink == 3
-    return one_thread and len(job.enclosure.processes()) == 1
 
 
 def _run_cell(dialogue: Dialogue, code: bytes) -> str:

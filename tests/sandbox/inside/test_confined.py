@@ -234,12 +234,12 @@ def test_what_a_killed_server_had_just_forked_ends_with_the_launcher() -> None:
     """It had not asked yet to end with its parent, and belongs to the launcher now."""
     code = (
         "import os, time\n"
-        "from gspo_agent.sandbox.inside import confined, linux\n"
+        "from gspo_agent.sandbox.inside import descendants, linux\n"
         "linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)\n"
         "server = os.fork()\n"
         "if not server:\n"
         "    if not os.fork(): time.sleep(100)\n"
         "    os._exit(0)\n"
-        "confined._end_all()\n"
+        "descendants.end_all()\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=confinement.ROOT, timeout=10, check=True)
